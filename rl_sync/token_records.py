@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from rl_sync.expert_routes import RouteShape
+from rl_sync.isolation.codec import record
 
 ROUTES, SAMPLER = "routes", ("sampler_logprobs", "sampler_ids")
 """Columns of the records, as in `Group`."""
@@ -48,6 +49,7 @@ class SamplerShape(NamedTuple):
         return SamplerRecord(logprobs, np.zeros((*shape, self.best), np.int32))
 
 
+@record
 class SamplerRecord(NamedTuple):
     """Record of T tokens.
 
@@ -58,6 +60,14 @@ class SamplerRecord(NamedTuple):
 
     logprobs: Float[np.ndarray, "T outcomes"]
     ids: Int[np.ndarray, "T K"]
+
+    def after(self, start: int) -> SamplerRecord:
+        """Returns the record of the tokens from a position on."""
+        return SamplerRecord(self.logprobs[start:], self.ids[start:])
+
+    def before(self, end: int) -> SamplerRecord:
+        """Returns the record of the tokens before a position."""
+        return SamplerRecord(self.logprobs[:end], self.ids[:end])
 
 
 class PlacedRecord(NamedTuple):
@@ -72,12 +82,11 @@ def moved(records: tuple[PlacedRecord, ...], by: int) -> tuple[PlacedRecord, ...
     return tuple(PlacedRecord(one.first + by, one.record) for one in records)
 
 
-def joined(parts: list[SamplerRecord], tokens: int) -> SamplerRecord | None:
-    """Returns the record of the first `tokens` tokens of several parts; None without parts."""
+def joined(parts: list[SamplerRecord]) -> SamplerRecord | None:
+    """Returns the record of the tokens of several parts; None without parts."""
     if not parts:
         return None
-    logprobs, ids = (np.concatenate(arrays)[:tokens] for arrays in zip(*parts, strict=True))
-    return SamplerRecord(logprobs, ids)
+    return SamplerRecord(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
 class TokenRecords(NamedTuple):

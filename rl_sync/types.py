@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt, UInt8, UInt32
@@ -19,6 +19,8 @@ from jaxtyping import Bool, Float, Int, UInt, UInt8, UInt32
 from rl_sync.ending import Ending
 from rl_sync.isolation.codec import record
 from rl_sync.row_answers import answer_for_rewards
+from rl_sync.sampling_masks import Entries
+from rl_sync.token_records import SamplerRecord, joined
 
 if TYPE_CHECKING:  # It would import JAX.
     import jax
@@ -26,6 +28,9 @@ if TYPE_CHECKING:  # It would import JAX.
 
 NO_LEASE = -1
 """Lease id and prompt id of groups that no explorer generated."""
+
+Finish = Literal["stop", "length"]
+"""End of a completion: at a stop token or stop string, or at the token limit."""
 
 Params = Any
 """A pytree of arrays: the parameters of a model."""
@@ -77,6 +82,54 @@ class Preference(NamedTuple):
     margin: float = 0.0
 
 
+@record
+class CompletionProgress(NamedTuple):
+    """Tokens of a completion so far.
+
+    Attributes:
+      tokens: sampled tokens.
+      logprobs, versions: log-probability of each token when it was sampled, in nats, and the
+        version of the weights that sampled it.
+      masks: set of tokens that each token could be sampled from; see `rl_sync.sampling_masks`.
+      finish: reason of its end, as in `FinishedCompletion`; None while it is in flight.
+      sampler: distribution of each token; None if it is not recorded.
+    """
+
+    tokens: Int[np.ndarray, " T"]
+    logprobs: Float[np.ndarray, " T"]
+    versions: Int[np.ndarray, " T"]
+    masks: Entries
+    finish: Finish | None = None
+    sampler: SamplerRecord | None = None
+
+    def after(self, start: int) -> CompletionProgress:
+        """Returns the tokens from a position on; the positions of masks stay."""
+        return self._replace(
+            tokens=self.tokens[start:],
+            logprobs=self.logprobs[start:],
+            versions=self.versions[start:],
+            masks=self.masks[self.masks[:, 0] >= start],
+            sampler=None if self.sampler is None else self.sampler.after(start),
+        )
+
+    def joined(self, later: CompletionProgress) -> CompletionProgress:
+        """Inverts `after`, for a later part of the same completion."""
+        return CompletionProgress(
+            np.concatenate([self.tokens, later.tokens]),
+            np.concatenate([self.logprobs, later.logprobs]),
+            np.concatenate([self.versions, later.versions]),
+            np.concatenate([self.masks, later.masks]),
+            later.finish,
+            joined([one for one in (self.sampler, later.sampler) if one is not None]),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        arrays = self.tokens, self.logprobs, self.versions, self.masks, *(self.sampler or ())
+        return sum(array.nbytes for array in arrays)
+
+
 class Lease(NamedTuple):
     """Assignment of one prompt to one explorer, which must turn it into one group.
 
@@ -88,12 +141,15 @@ class Lease(NamedTuple):
         0 for the first lease of an ordinal, 1 for the second, and so on. Under exact pulls it is
         always 0.
       prompt: the problem without its row; explorers find the row in their own task.
+      begun: completions that another explorer has begun, or that this one began before it was
+        started again, each with its row in the group; they go on.
     """
 
     lease_id: int
     ordinal: int
     attempt: int
     prompt: Prompt
+    begun: tuple[tuple[int, CompletionProgress], ...] = ()
 
 
 class ChosenPrompt(NamedTuple):

@@ -20,11 +20,13 @@ class Assignment(NamedTuple):
     """Work to generate for an ordinal.
 
     Attributes:
-      attempt: 0 for the ordinal's first lease, 1 for the second, and so on.
+      attempt: 0 for the ordinal's first lease, 1 for the second, and so on. A lease whose
+        completions go on has the attempt of the lease before.
       replacement: number of prompts that were already tried for this ordinal and gave no gradient.
         Together with the ordinal it determines the prompt.
       failures: number of leases of the prompt that were dropped because environments failed.
       choice: the prompt; None until it is chosen.
+      begun: version of the lease whose completions go on; None if they begin anew.
     """
 
     ordinal: int
@@ -32,6 +34,13 @@ class Assignment(NamedTuple):
     replacement: int = 0
     failures: int = 0
     choice: ChosenPrompt | None = None
+    begun: int | None = None
+
+    def anew(self) -> Assignment:
+        """Returns the work without completions that go on."""
+        if self.begun is None:
+            return self
+        return self._replace(attempt=self.attempt + 1, begun=None)
 
 
 class LiveLease(NamedTuple):
@@ -44,6 +53,7 @@ class LiveLease(NamedTuple):
       taken: step whose batch has its group, where groups have deadlines; 0 for none.
       success: success of its group, once it is scored; see `Use`.
       is_admitted: whether its group was admitted to the buffer, or was waiting for that.
+      is_kept: whether the master keeps tokens of its unfinished group.
     """
 
     lease_id: int
@@ -60,21 +70,27 @@ class LiveLease(NamedTuple):
     choice: ChosenPrompt = ChosenPrompt(0)
     success: float | None = None
     is_admitted: bool = False
+    is_kept: bool = False
 
-    def next_assignment(self, replaced: bool = False, failed: bool = False) -> Assignment:
+    def next_assignment(
+        self, replaced: bool = False, failed: bool = False, goes_on: bool = False
+    ) -> Assignment:
         """Returns the work to generate for its ordinal if the lease is dropped.
 
         Args:
           replaced: whether the prompt is replaced by another.
           failed: whether it is dropped because environments failed.
+          goes_on: whether its completions go on, as far as the master keeps them.
         """
-        return Assignment(
+        work = Assignment(
             ordinal=self.ordinal,
-            attempt=self.attempt + 1,
+            attempt=self.attempt,
             replacement=self.replacement + replaced,
             failures=0 if replaced else self.failures + failed,
             choice=None if replaced else self.choice,
+            begun=self.version,
         )
+        return work if goes_on and self.is_kept else work.anew()
 
 
 class Position(NamedTuple):
@@ -173,6 +189,12 @@ class GroupsScored(NamedTuple):
     """The master has scored groups: success of each group, by its lease id."""
 
     successes: tuple[tuple[int, float], ...]
+
+
+class GroupsKept(NamedTuple):
+    """The master keeps tokens of unfinished groups, in case their explorer dies."""
+
+    lease_ids: tuple[int, ...]
 
 
 class GroupsBuffered(NamedTuple):
@@ -276,6 +298,7 @@ Event = (
     | LeaseRequested
     | GroupsJudged
     | GroupsScored
+    | GroupsKept
     | GroupsBuffered
     | BatchRequested
     | BatchTrained

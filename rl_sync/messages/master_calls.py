@@ -28,7 +28,7 @@ from rl_sync.messages.events import (
 from rl_sync.messages.run_result import RunResult, Summary
 from rl_sync.messages.run_status import RoleStatus, RunStatus, Silence
 from rl_sync.messages.scoring_calls import CompletionToScore, Judgements
-from rl_sync.types import Lease, Prompt, PromptPast, Use
+from rl_sync.types import CompletionProgress, Lease, Prompt, PromptPast, Use
 
 for _class in (
     *(BatchTrained, ExplorerDied, GroupsBuffered, GroupsRefused),
@@ -58,6 +58,33 @@ class AskLease(Call[LeaseGrant | GrantEvaluation | HoldBack | Finish]):
     room: int | None = None
     version: int | None = None
     request: int | None = None
+
+
+@record
+class ToldProgress(NamedTuple):
+    """Tokens of a completion in flight that the master does not have yet.
+
+    Attributes:
+      lease_id: lease of its group.
+      row: its row in the group; a greedy one is the last.
+      start: number of tokens before these.
+      progress: these tokens, with the positions of masks in the whole completion.
+    """
+
+    lease_id: int
+    row: int
+    start: int
+    progress: CompletionProgress
+
+
+@dataclasses.dataclass(frozen=True)
+class TellProgress(Call[list[int]]):
+    """Reports tokens of unfinished groups, which go on from them if their explorer dies.
+
+    The result lists the lease ids of groups that are to be told from their first tokens.
+    """
+
+    told: list[ToldProgress]
 
 
 @dataclasses.dataclass(frozen=True)

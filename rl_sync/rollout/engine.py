@@ -23,7 +23,6 @@ from rl_sync.rollout.paging.page_supply import PageSupply
 from rl_sync.rollout.paging.page_table import PageTable, pages_of
 from rl_sync.rollout.queue import Queue, Waiting
 from rl_sync.rollout.request import (
-    CompletionProgress,
     CompletionRequest,
     FinishedCompletion,
     Handle,
@@ -37,7 +36,7 @@ from rl_sync.rollout.slots import Chunk
 from rl_sync.rollout.stats import Stats
 from rl_sync.sequence_images import PooledImages, SequenceImages, after
 from rl_sync.token_records import SamplerRecord
-from rl_sync.types import Params
+from rl_sync.types import CompletionProgress, Params
 
 
 class NonFiniteLogitsError(RuntimeError):
@@ -225,7 +224,9 @@ class Engine:
             self._require_servable(request)
         accepted = [self._accept(request) for request in requests]
         for waiting in accepted:
-            self._queue.append(waiting)
+            for one in (*self._begun(waiting), waiting):
+                if one.left:
+                    self._queue.append(one)
         return [waiting.ticket for waiting in accepted]
 
     def extend(
@@ -404,7 +405,9 @@ class Engine:
         return found
 
     def advance(
-        self, budget_tokens: int | None = None, between: Callable[[], None] | None = None
+        self,
+        budget_tokens: int | None = None,
+        between: Callable[[list[FinishedCompletion]], None] | None = None,
     ) -> list[FinishedCompletion]:
         """Takes steps until nothing is left, or `budget_tokens` tokens were sampled.
 
@@ -412,21 +415,23 @@ class Engine:
         between steps.
 
         Args:
-          between: function called after each step that leaves unfinished sequences; it may `load`
-            new weights.
+          between: function called after each step that leaves unfinished sequences, with the
+            completions that have finished so far; it may `load` new weights.
         """
-        before, finished = self._counted.decode_tokens, []
+        before, finished = self._counted.decode_tokens, list[FinishedCompletion]()
         while self.unfinished:
             finished += self.step()
             drawn = self._counted.decode_tokens - before
             if budget_tokens is not None and drawn >= budget_tokens:
                 break
             if between is not None and self.unfinished:
-                between()
+                between(finished)
         return finished
 
     def generate(
-        self, requests: Sequence[CompletionRequest], between: Callable[[], None] | None = None
+        self,
+        requests: Sequence[CompletionRequest],
+        between: Callable[[list[FinishedCompletion]], None] | None = None,
     ) -> list[list[FinishedCompletion]]:
         """Completes requests; returns a list of completions for each request, in order.
 
@@ -472,6 +477,15 @@ class Engine:
         require_servable(
             request, self._config, self._batch.length, self._options.decode is not None
         )
+
+    def _begun(self, waiting: Waiting) -> list[Waiting]:
+        """Returns the completions of a request that go on after the tokens that they have."""
+        ticket, request, seed = waiting.ticket, waiting.request, waiting.seed
+        going_on = (Handle(ticket, i) for i, one in request.begun.items() if one.finish is None)
+        return [
+            Waiting(ticket, request, seed, resumed=GrowingSequence.going_on(one, request, seed))
+            for one in going_on
+        ]
 
     def _accept(self, request: CompletionRequest) -> Waiting:
         """Gives a request a ticket, and a seed if it has none."""

@@ -280,17 +280,19 @@ class EpisodeEngine:
         return played
 
     def advance(
-        self, budget_tokens: int | None = None, between: Callable[[], None] | None = None
+        self,
+        budget_tokens: int | None = None,
+        between: Callable[[list[Played]], None] | None = None,
     ) -> list[Played]:
         """Steps until no episode or no budget of tokens is left; see `Engine.advance`."""
-        before, played = self.engine.stats.decode_tokens, []
+        before, played = self.engine.stats.decode_tokens, list[Played]()
         while self._playing:
             played += self.step()
             drawn = self.engine.stats.decode_tokens - before
             if budget_tokens is not None and drawn >= budget_tokens:
                 break
             if between is not None and self._playing:
-                between()
+                between(played)
         return played
 
     def generate(self, requests: Sequence[EpisodeRequest]) -> list[list[Played]]:
@@ -321,8 +323,10 @@ class EpisodeEngine:
         for handle, progress in self.engine.progress(streamed).items() if streamed else ():
             reply = streamed[handle]
             if len(progress.tokens) > reply.heard:
-                tokens, logprobs, versions = (values[reply.heard :] for values in progress)
-                sayings.append(Saying(reply.episode, tokens, logprobs, versions, reply.request))
+                said = progress.after(reply.heard)
+                sayings.append(
+                    Saying(reply.episode, said.tokens, said.logprobs, said.versions, reply.request)
+                )
                 reply.heard = len(progress.tokens)
         return sayings
 

@@ -18,7 +18,7 @@ from rl_sync.rollout.slots import Prefix
 
 @dataclasses.dataclass(eq=False)
 class Waiting:
-    """A request with completions to start, beginning with number `next`.
+    """A request with completions to start, of which `next` have started.
 
     Attributes:
       ticket: number of the request.
@@ -47,10 +47,18 @@ class Waiting:
         """Tokens whose keys and values a sequence begins with: the prompt, unless it is resumed."""
         return self.request.prompt if self.resumed is None else self.resumed.whole
 
+    @functools.cached_property
+    def indices(self) -> Sequence[int]:
+        """Indices of the completions to start, in order."""
+        if self.resumed is not None:
+            return (self.resumed.index,)
+        every, begun = range(self.request.completions), self.request.begun
+        return [index for index in every if index not in begun] if begun else every
+
     @property
     def left(self) -> int:
         """Number of completions to start."""
-        return (self.request.completions if self.resumed is None else 1) - self.next
+        return len(self.indices) - self.next
 
     @property
     def is_aside(self) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int, UInt32
@@ -15,8 +15,7 @@ from rl_sync.rollout.sampling import Sampling
 from rl_sync.sampling_masks import Entries, no_entries
 from rl_sync.sequence_images import TEXT, SequenceImages
 from rl_sync.token_records import SamplerRecord
-
-Finish = Literal["stop", "length"]
+from rl_sync.types import CompletionProgress, Finish
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +39,8 @@ class CompletionRequest:
       held: whether the engine holds each finished completion, so that `Engine.extend` can continue
         it, until `Engine.release`.
       images: images of the prompt, for a model with vision; None for text alone.
+      begun: tokens so far of some of the completions, by their indices. The engine continues them
+        as if it had interrupted them itself, and generates none that has an end already.
     """
 
     prompt: Int[np.ndarray, " P"]
@@ -48,20 +49,13 @@ class CompletionRequest:
     seed: tuple[int, ...] | None = None
     held: bool = False
     images: SequenceImages | None = None
+    begun: Mapping[int, CompletionProgress] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.completions < 1:
             raise ValueError(f"A request needs at least 1 completion, not {self.completions}.")
         if len(self.prompt) < 1:
             raise ValueError("A prompt needs at least one token: begin it with one of your own.")
-
-
-class CompletionProgress(NamedTuple):
-    """Tokens of a completion in flight so far; see `FinishedCompletion`."""
-
-    tokens: Int[np.ndarray, " T"]
-    logprobs: Float[np.ndarray, " T"]
-    versions: Int[np.ndarray, " T"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,6 +86,22 @@ class FinishedCompletion:
     masks: Entries = dataclasses.field(default_factory=no_entries)
     routes: RecordedRoutes | None = None
     sampler: SamplerRecord | None = None
+
+    @classmethod
+    def of(
+        cls, handle: Handle, progress: CompletionProgress, routes: RecordedRoutes | None = None
+    ) -> FinishedCompletion:
+        """Makes a completion of all its tokens; without a reason it ended at the token limit."""
+        tokens, logprobs, versions, masks, finish, sampler = progress
+        ends = finish or "length"
+        ticket, index = handle.ticket, handle.index
+        return cls(ticket, index, tokens, logprobs, versions, ends, masks, routes, sampler)
+
+    def progress(self) -> CompletionProgress:
+        """Returns its tokens and its end, without its routes."""
+        return CompletionProgress(
+            self.tokens, self.logprobs, self.versions, self.masks, self.finish, self.sampler
+        )
 
     @property
     def handle(self) -> Handle:

@@ -16,7 +16,6 @@ from jaxtyping import Array, Int, UInt, UInt32
 
 from rl_sync.expert_routes import RecordedRoutes
 from rl_sync.rollout.request import (
-    CompletionProgress,
     CompletionRequest,
     FinishedCompletion,
     Handle,
@@ -24,6 +23,7 @@ from rl_sync.rollout.request import (
 from rl_sync.rollout.slots import NOT_DRAWN
 from rl_sync.sampling_masks import Entries, before, no_entries, of_words, shifted
 from rl_sync.token_records import SamplerRecord, joined
+from rl_sync.types import CompletionProgress
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -77,6 +77,25 @@ class GrowingSequence:
     def __post_init__(self) -> None:
         # The first token that decode steps feed to the model.
         self._first_fed = len(self.request.prompt) - 1 - self.unread
+
+    @classmethod
+    def going_on(
+        cls, handle: Handle, request: CompletionRequest, seed: tuple[int, ...]
+    ) -> GrowingSequence:
+        """Makes a completion that its request says was begun, with the tokens that it has."""
+        tokens, logprobs, versions, masks, _, sampler = request.begun[handle.index]
+        return cls(
+            ticket=handle.ticket,
+            index=handle.index,
+            request=request,
+            seed=seed,
+            tokens=tokens.tolist(),
+            logprobs=logprobs.tolist(),
+            versions=versions.tolist(),
+            masks=[masks],
+            _samplers=[] if sampler is None else [sampler],
+            _read=len(tokens),
+        )
 
     @property
     def length(self) -> int:
@@ -185,26 +204,21 @@ class GrowingSequence:
 
     def progress(self) -> CompletionProgress:
         """Returns the tokens so far; call `cut` first."""
+        masks = before(np.concatenate(self.masks), len(self.tokens)) if self.masks else no_entries()
+        over = bool(self.tokens) and self.is_over
+        sampler = joined(self._samplers)
         return CompletionProgress(
             np.array(self.tokens, np.int32),
             np.array(self.logprobs, np.float32),
             np.array(self.versions, np.int32),
+            masks,
+            ("stop" if self._stopped else "length") if over else None,
+            None if sampler is None else sampler.before(len(self.tokens)),
         )
 
     def finished(self) -> FinishedCompletion:
         """Returns the completion in its present state."""
-        tokens, logprobs, versions = self.progress()
-        return FinishedCompletion(
-            ticket=self.ticket,
-            index=self.index,
-            tokens=tokens,
-            logprobs=logprobs,
-            versions=versions,
-            finish="stop" if self._stopped else "length",
-            masks=before(np.concatenate(self.masks), len(tokens)) if self.masks else no_entries(),
-            routes=self._recorded_routes(),
-            sampler=joined(self._samplers, len(tokens)),
-        )
+        return FinishedCompletion.of(self.handle, self.progress(), self._recorded_routes())
 
     def _recorded_routes(self) -> RecordedRoutes | None:
         """Returns the experts of all tokens that were fed to the model, before the last token."""

@@ -158,7 +158,7 @@ class Admission:
         Args:
           unread: number of its prompt's last tokens that decode steps will read.
         """
-        index = waiting.next if waiting.resumed is None else waiting.resumed.index
+        index = waiting.indices[waiting.next]
         made = GrowingSequence(waiting.ticket, index, waiting.request, waiting.seed, unread)
         if waiting.prefix is not None and waiting.prefix.routes is not None:
             made.prompt_routes = PromptRoutes(waiting.prefix.routes, waiting.row)

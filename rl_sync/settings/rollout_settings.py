@@ -128,6 +128,23 @@ class RolloutSettings:
         unit="tokens",
         least=0,
     )
+    progress_tokens: int = setting(
+        0,
+        "Decode steps after which an explorer tells the master the new tokens of its completions."
+        " If it dies, or is asked to end (SIGTERM), it or another explorer goes on from them, with"
+        " the same tokens up to rounding; with 0, groups in flight are generated again.",
+        unit="tokens",
+        least=0,
+        free="always",
+    )
+    progress_bytes: int = setting(
+        1 << 30,
+        "The master's memory for tokens of unfinished groups (`rollout.progress_tokens`), 12 bytes"
+        " each without sampling masks. What does not fit is generated again.",
+        unit="bytes",
+        least=1,
+        free="always",
+    )
     streaming: bool = setting(
         False,
         "Keeps the slots of explorers full: whenever some are free, an explorer takes prompts for"

@@ -933,6 +933,17 @@ RULES: dict[str, Rule] = {
     "model.experts.count, model.experts.per_token": lambda s: s.model.experts.experts(),
     "model.num_heads, model.num_kv_heads": lambda s: s.model.config(vocab_size=1, max_length=1),
     "model.vision": lambda s: s.model.vision.image_size and s.model.vision.vision(token_id=0),
+    "rollout.progress_tokens, environment.name": lambda s: require(
+        not s.rollout.progress_tokens or s.environment.name is None,
+        f"rollout.progress_tokens={s.rollout.progress_tokens} is for completions, but"
+        f" environment.name={s.environment.name} plays episodes, which begin anew if their explorer"
+        " dies: leave rollout.progress_tokens at 0.",
+    ),
+    "rollout.progress_tokens, rollout.routing_replay": lambda s: require(
+        not (s.rollout.progress_tokens and s.rollout.routing_replay),
+        f"rollout.progress_tokens={s.rollout.progress_tokens} does not keep the experts that"
+        " rollout.routing_replay=True records: set one of them to its default.",
+    ),
     "rollout.routing_replay, model.experts": lambda s: require(
         not s.rollout.routing_replay
         or s.model.config(vocab_size=1, max_length=1).experts is not None,

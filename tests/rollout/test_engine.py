@@ -97,7 +97,7 @@ def test_what_is_longer_than_a_page_of_the_cache_is_kept_whole(attention, cache)
     sampling = Sampling(max_new_tokens=40, stop_ids=(), greedy=True)
     # The same weights again and again, for which caches are computed anew, or not.
     requests = [CompletionRequest(prompt, sampling) for prompt in prompts]
-    completions = engine.generate(requests, between=lambda: engine.load(params, 1))
+    completions = engine.generate(requests, between=lambda _: engine.load(params, 1))
     rows = np.zeros((3, 80), np.int32)
     for row, prompt, (completion,) in zip(rows, prompts, completions, strict=True):
         row[: len(prompt) + 40] = np.concatenate([prompt, completion.tokens])

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -351,16 +351,16 @@ def runs(tmp_path_factory) -> Runs:
 
 @pytest.fixture(scope="session")
 def memory_runs() -> Iterator[Callable[..., RunRecord]]:
-    """Returns the records of a run in memory (`tests.runs.in_memory`), given its flags.
+    """Returns the records of a run in memory (`tests.runs.in_memory`), given its flags and deaths.
 
     Each process of a test session makes each run once.
     """
     with tempfile.TemporaryDirectory(prefix="tests-", dir=SHARED_MEMORY) as directory:
 
         @functools.cache
-        def made(*flags: str) -> RunRecord:
+        def made(*flags: str, deaths: Collection[int] = ()) -> RunRecord:
             workdir = Path(tempfile.mkdtemp(dir=directory))
-            output = in_memory.run([*_words(workdir), *flags])
+            output = in_memory.run([*_words(workdir), *flags], deaths)
             assert not undescribed(workdir), "metrics that the catalog leaves out"
             return RunRecord(Workdir(workdir), output)
 

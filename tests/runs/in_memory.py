@@ -8,14 +8,17 @@ gives the same bits as one by `tests.runs.threads`, in half the time.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
@@ -29,16 +32,18 @@ from rl_sync.launcher import command_line
 from rl_sync.launcher.processes import run_text
 from rl_sync.learning.train_state import TrainState
 from rl_sync.messages.call import Call
-from rl_sync.messages.events import StopRequested
+from rl_sync.messages.events import ExplorerDied, StopRequested
 from rl_sync.messages.master_calls import CloseLedger, Happened
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.replay_interface import Columns, ReplayTimeoutError, Sample
 from rl_sync.replay.store import EmbeddedTable, Stored
 from rl_sync.replay.tables import TableInfo
-from rl_sync.role_names import TRAINER, explorer_name
+from rl_sync.role_names import TRAINER, explorer_name, is_explorer, number_of
 from rl_sync.roles.assembly import build
 from rl_sync.roles.assembly.replay_tables import TABLE, replay_tables
 from rl_sync.roles.master.service import MasterServer
+from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.request import FinishedCompletion
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.transfers.local import LocalPublisher
 from rl_sync.workdir import Workdir
@@ -49,6 +54,8 @@ _HANDED_OVER = (
     "--config.launch.colocate=true",
     "--config.launch.share_devices=true",
 )
+_TOLD_SECS = 0.3
+"""Time in which the thread that tells tokens ends its call, before its explorer dies."""
 _log = logging.getLogger(__name__)
 
 
@@ -165,7 +172,27 @@ class _Disk(SnapshotFolder):
         self.saved[step] = self.copied(state)
 
 
-def run(words: Sequence[str]) -> str:
+class ExplorerKilledError(BaseException):
+    """Raised in an explorer's thread, which then ends as a killed process does."""
+
+
+@contextlib.contextmanager
+def _deaths(at: Collection[int]) -> Iterator[None]:
+    """Kills an explorer after these steps of all explorers' engines, counted from 1."""
+    step, taken = Engine.step, itertools.count(1)
+
+    def fatal(engine: Engine) -> list[FinishedCompletion]:
+        found = step(engine)
+        if is_explorer(threading.current_thread().name) and next(taken) in at:
+            time.sleep(_TOLD_SECS)
+            raise ExplorerKilledError
+        return found
+
+    with mock.patch.object(Engine, "step", fatal):
+        yield
+
+
+def run(words: Sequence[str], deaths: Collection[int] = ()) -> str:
     """Makes a run; returns the launcher's report of it.
 
     Weights are handed over whatever the transfer, which changes no bit. Before the last step,
@@ -173,6 +200,7 @@ def run(words: Sequence[str]) -> str:
 
     Args:
       words: command line of a run, without the program's name.
+      deaths: numbers of engine steps after which an explorer dies, and is started again.
 
     Raises:
       Exception: the error of the first role that failed.
@@ -202,6 +230,9 @@ def run(words: Sequence[str]) -> str:
     def do(role: str, work: Callable[..., None], *arguments: Any) -> None:
         try:
             work(settings, nowhere, *arguments, resources(role), ports)
+        except ExplorerKilledError:
+            master.answer(Happened(ExplorerDied(number_of(role))))
+            do(role, work, *arguments)
         except Exception as error:
             failures.append(error)
             master.answer(Happened(StopRequested(f"{role} failed")))
@@ -213,11 +244,12 @@ def run(words: Sequence[str]) -> str:
         threading.Thread(target=do, args=role, name=role[0], daemon=True)
         for role in [(TRAINER, build.run_trainer), *work]
     ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(settings.launch.wait_secs)
-        assert not thread.is_alive(), f"{thread.name} has not ended: {failures}"
+    with _deaths(deaths):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(settings.launch.wait_secs)
+            assert not thread.is_alive(), f"{thread.name} has not ended: {failures}"
     summary = master.answer(CloseLedger())
     master.finish()
     if failures:

@@ -659,6 +659,22 @@ EXAMPLES = {
         ({"model__vision__image_size": 30}, "image_size=30 must be a multiple"),
         ({"model__vision__image_size": 32, "model__vision__num_heads": 5}, "num_heads=5"),
     ],
+    "rollout.progress_tokens, environment.name": [
+        (
+            {"rollout__progress_tokens": 64, "environment__name": "guess"},
+            "dies: leave rollout.progress_tokens at 0",
+        ),
+    ],
+    "rollout.progress_tokens, rollout.routing_replay": [
+        (
+            {
+                "rollout__progress_tokens": 64,
+                "rollout__routing_replay": True,
+                "model__experts__count": 2,
+            },
+            "progress_tokens=64 does not keep the experts",
+        ),
+    ],
     "rollout.routing_replay, model.experts": [
         ({"rollout__routing_replay": True}, "use a model with a mixture of experts"),
     ],

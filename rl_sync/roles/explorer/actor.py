@@ -19,12 +19,12 @@ from rl_sync.roles.master.group_admission import filled
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.episode_engine import EpisodeEngine
 from rl_sync.rollout.episode_records import EpisodeRequest, Played
-from rl_sync.rollout.request import CompletionRequest, FinishedCompletion
+from rl_sync.rollout.request import CompletionRequest, FinishedCompletion, Handle
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.sequence_images import SequenceImages
 from rl_sync.tasks.task import Task
 from rl_sync.token_records import NO_RECORDS, TokenRecords
-from rl_sync.types import Group, Lease, Params, Prompt
+from rl_sync.types import CompletionProgress, Group, Lease, Params, Prompt
 
 _NO_VERSION = -1  # Version of weights whose completions are thrown away.
 
@@ -119,8 +119,8 @@ class Explorer:
         Samples depend only on the weights, the prompt, and (seed, ordinal, attempt, row).
 
         Args:
-          newer: called repeatedly with the current state, to ask for newer weights; completions in
-            flight then continue with the newer weights.
+          newer: called after each chunk with the current state, to ask for newer weights;
+            completions in flight then continue with the newer weights.
 
         Returns:
           The final state, with the weights last in use and the unfinished groups; and the whole
@@ -131,9 +131,12 @@ class Explorer:
           DifferentTaskError: the explorer's task differs from the task of the leases.
         """
 
-        def swap() -> None:
+        def swap(finished: Sequence[Finished]) -> None:
             nonlocal state
-            if newer is not None and (found := newer(state)) is not None:
+            if newer is None:
+                return
+            now = state._replace(unfinished=tuple(_with_more(begun, finished)))
+            if (found := newer(now)) is not None:
                 state = state._replace(version=found.version, params=found.params)
                 self.engine.load(state.params, state.version)
 
@@ -222,6 +225,7 @@ class Explorer:
                 self.group_size,
                 (self.seed, lease.ordinal, lease.attempt),
                 images=asked.images,
+                begun=_begun(lease, range(self.group_size)),
             )
             for asked, lease in zip(prompts, leases, strict=True)
         ]
@@ -230,14 +234,63 @@ class Explorer:
         if self.with_baselines:
             greedy = dataclasses.replace(sampling, greedy=True)
             baselines = self.engine.submit(
-                [CompletionRequest(asked.ids, greedy, images=asked.images) for asked in prompts]
+                [
+                    CompletionRequest(
+                        asked.ids,
+                        greedy,
+                        images=asked.images,
+                        begun=_begun(lease, range(self.group_size, self._rows)),
+                    )
+                    for asked, lease in zip(prompts, leases, strict=True)
+                ]
             )
         return [
-            UnfinishedGroup(lease, ticket, baseline, asked.ids, asked.images)
+            self._with_ended(UnfinishedGroup(lease, ticket, baseline, asked.ids, asked.images))
             for lease, ticket, baseline, asked in zip(
                 leases, tickets, baselines, prompts, strict=True
             )
         ]
+
+    def progress(self, groups: Sequence[UnfinishedGroup]) -> list[dict[int, CompletionProgress]]:
+        """Returns the tokens so far of each group's completions, by their rows.
+
+        It has no completion without tokens. Episodes have no progress that can be told.
+        """
+        assert isinstance(self.engine, Engine), "episodes begin anew"
+        rows = {
+            self._handle(group, row): (number, row)
+            for number, group in enumerate(groups)
+            for row in range(self._rows)
+        }
+        found = [
+            {
+                self._row(group, one): one.progress()
+                for one in group.completions
+                if isinstance(one, FinishedCompletion)
+            }
+            for group in groups
+        ]
+        for handle, progress in self.engine.progress(rows).items():
+            number, row = rows[handle]
+            if len(progress.tokens):
+                found[number][row] = progress
+        return found
+
+    def _with_ended(self, group: UnfinishedGroup) -> UnfinishedGroup:
+        """Adds to a begun group the completions that ended before its lease was given again."""
+        ended = ((row, one) for row, one in group.lease.begun if one.finish is not None)
+        return group._replace(
+            completions=tuple(
+                FinishedCompletion.of(self._handle(group, row), progress) for row, progress in ended
+            )
+        )
+
+    def _handle(self, group: UnfinishedGroup, row: int) -> Handle:
+        """Inverts `_row`."""
+        if row < self.group_size:
+            return Handle(group.ticket, row)
+        assert group.baseline_ticket is not None, "there is a greedy completion"
+        return Handle(group.baseline_ticket, 0)
 
     def _own(self, asked: Prompt) -> Prompt:
         """Returns a prompt with the images of the explorer's own task; leases do not have them."""
@@ -367,6 +420,11 @@ class Explorer:
                 rows[name] = values[:-1]
         baselines = np.full_like(rewards[:-1], rewards[-1])
         return dataclasses.replace(group, **rows, rewards=rewards[:-1], baselines=baselines)
+
+
+def _begun(lease: Lease, rows: range) -> dict[int, CompletionProgress]:
+    """Returns the begun completions of some rows, by their places among these."""
+    return {row - rows.start: progress for row, progress in lease.begun if row in rows}
 
 
 def _with_more(

@@ -144,14 +144,20 @@ class BeginRollout:
 class RollOut:
     """Generates the next part of a rollout, which begins these leases.
 
-    It ends with `RolledOut`, or with `SwapPossible` if the part goes on after `GoOn`.
+    It ends with `RolledOut`, or with `ChunkEnded` if the part goes on after `GoOn`.
 
     Attributes:
-      may_swap: whether it ends with `SwapPossible` each time that newer weights could be used.
+      in_chunks: whether it ends with `ChunkEnded` after each chunk of tokens, where newer weights
+        could be used.
     """
 
     leases: tuple[Lease, ...]
-    may_swap: bool
+    in_chunks: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class TellTokens:
+    """Tells the master the new tokens of completions in flight, if enough are new."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +182,7 @@ class AwaitMeasured:
 
 @dataclasses.dataclass(frozen=True)
 class GoOn:
-    """Goes on with the part of the rollout in which a swap was possible; ends as `RollOut` does."""
+    """Goes on with the part of the rollout of which a chunk has ended; ends as `RollOut` does."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,6 +211,7 @@ ExplorerCommand = (
     | Evaluate
     | AwaitMeasured
     | GoOn
+    | TellTokens
     | LeaveRun
 )
 
@@ -264,9 +271,9 @@ class RolledOut:
 
 
 @dataclasses.dataclass(frozen=True)
-class SwapPossible:
+class ChunkEnded:
     """A chunk of a rollout has ended, and newer weights could be used from here on."""
 
 
-ExplorerEvent = Looked | WorkAnswered | NotPulled | RolledOut | SwapPossible | int | None
+ExplorerEvent = Looked | WorkAnswered | NotPulled | RolledOut | ChunkEnded | int | None
 """Ends of commands; an integer is a version."""

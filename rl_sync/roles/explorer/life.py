@@ -21,6 +21,7 @@ from rl_sync.roles.explorer.commands import (
     BeginWait,
     CheckDeadline,
     CheckDelivery,
+    ChunkEnded,
     Deliver,
     EndRollout,
     EndWait,
@@ -39,8 +40,8 @@ from rl_sync.roles.explorer.commands import (
     RolledOut,
     RollOut,
     StartDeadline,
-    SwapPossible,
     TellFailure,
+    TellTokens,
     WorkAnswered,
 )
 from rl_sync.types import Lease
@@ -73,6 +74,7 @@ class ExplorerPlan:
       in_parts, streams: see `Explorer`.
       swaps: whether weights may change while completions are in flight.
       is_elastic: whether the trainer may die, and is started again.
+      tells: whether the master is told the tokens of completions in flight.
     """
 
     groups: int
@@ -80,6 +82,7 @@ class ExplorerPlan:
     streams: bool = False
     swaps: bool = False
     is_elastic: bool = False
+    tells: bool = False
 
 
 @dataclasses.dataclass
@@ -220,17 +223,21 @@ class ExplorerLife:
         instead.
         """
         plan = self.plan
-        event: RolledOut | SwapPossible = yield RollOut(
-            tuple(leases), may_swap=plan.swaps and not plan.streams
-        )
-        while isinstance(event, SwapPossible):
-            if self._sees_newer((yield Look(self._next_look_secs))):
+        swaps = plan.swaps and not plan.streams
+        in_chunks = swaps or (plan.tells and not plan.in_parts)
+        event: RolledOut | ChunkEnded = yield RollOut(tuple(leases), in_chunks)
+        while isinstance(event, ChunkEnded):
+            if plan.tells:
+                yield TellTokens()
+            if swaps and self._sees_newer((yield Look(self._next_look_secs))):
                 assert self.version is not None
                 newer: int | NotPulled = yield Pull(self.version + 1, exactly=False, step=None)
                 if isinstance(newer, int):  # Otherwise it was withdrawn.
                     self.version = newer
             event = yield GoOn()
         self._note(event)
+        if plan.tells and self._unfinished:
+            yield TellTokens()
         return event.whole
 
     def _note(self, event: RolledOut) -> None:

@@ -23,6 +23,7 @@ from rl_sync.roles.explorer import commands
 from rl_sync.roles.explorer.actor import DifferentTaskError, Explorer, ExplorerState, Newer
 from rl_sync.roles.explorer.group_delivery import GroupDelivery
 from rl_sync.roles.explorer.life import TRAINER, Commands, ExplorerLife, ExplorerPlan
+from rl_sync.roles.explorer.progress_teller import ProgressTeller
 from rl_sync.roles.token_recorder import TokenRecorder
 from rl_sync.rollout.engine import NonFiniteLogitsError
 from rl_sync.types import Group, Params
@@ -62,6 +63,7 @@ class ExplorerLoop:
     examination: EvaluationSet
     tokens: TokenRecorder | None = None
     _life: ExplorerLife = dataclasses.field(init=False)
+    _teller: ProgressTeller = dataclasses.field(init=False)
     _commands: Commands[None] = dataclasses.field(init=False)
     _state: ExplorerState = dataclasses.field(init=False)
     _groups: list[Group] = dataclasses.field(default_factory=list)
@@ -86,6 +88,8 @@ class ExplorerLoop:
         if self.tokens is not None:
             self.tokens.compiled(self.explorer.engine.stats)
         self.session.settle()
+        every_steps = self.session.settings.rollout.progress_tokens
+        self._teller = ProgressTeller(self.session, self.explorer, every_steps)
         self._life = ExplorerLife(self._plan())
         self._commands = self._life.commands()
         try:
@@ -94,6 +98,7 @@ class ExplorerLoop:
         except RunStoppedError:
             pass  # The master records our leases as dropped.
         finally:
+            self._teller.close()
             self.delivery.close()
         if self.tokens is not None:
             self.tokens.end(self.explorer.engine.stats)
@@ -105,6 +110,7 @@ class ExplorerLoop:
             streams=self.explorer.streams,
             swaps=self.session.settings.rollout.swap == "in_flight",
             is_elastic=self.session.settings.is_elastic,
+            tells=self.session.settings.rollout.progress_tokens > 0,
         )
 
     def _perform(self, event: commands.ExplorerEvent) -> None:
@@ -163,6 +169,8 @@ class ExplorerLoop:
                 self._begin(step)
             case commands.RollOut():
                 return self._roll_out(command)
+            case commands.TellTokens():
+                self._teller.tell(self._state.unfinished)
             case commands.EndRollout():
                 self._end()
             case commands.Deliver():
@@ -231,7 +239,9 @@ class ExplorerLoop:
     def _roll_out(self, command: commands.RollOut) -> commands.ExplorerEvent:
         leases = [*command.leases]
         self._attributes["leases"] += [lease.lease_id for lease in leases]
-        newer: Newer | None = self._newer if command.may_swap else None
+        if given := sum(len(one.tokens) for lease in leases for _, one in lease.begun):
+            self._attributes["given"] = given + self._attributes.get("given", 0)
+        newer: Newer | None = self._newer if command.in_chunks else None
         if (tokens := self.tokens) is not None and not self.explorer.streams:
             newer = self._looking(tokens, newer)
         try:
@@ -263,7 +273,7 @@ class ExplorerLoop:
     def _newer(self, state: ExplorerState) -> ExplorerState | None:
         """Returns the weights to go on with, for completions in flight; None for the same."""
         self._state = state
-        self._perform(commands.SwapPossible())
+        self._perform(commands.ChunkEnded())
         return None if self._state.version == state.version else self._state
 
     def _in_flight(self) -> tuple[int, int | None]:

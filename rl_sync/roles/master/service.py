@@ -37,6 +37,7 @@ from rl_sync.messages.events import (
     GrantLeases,
     GroupsBuffered,
     GroupsJudged,
+    GroupsKept,
     GroupsScored,
     HoldBack,
     LeaseGrant,
@@ -72,6 +73,7 @@ from rl_sync.roles.master.journal import (
     read_journal,
     state_of,
 )
+from rl_sync.roles.master.kept_progress import KeptProgress
 from rl_sync.roles.master.server_memory import CountedStep, ServerMemory
 from rl_sync.roles.master.state import balance
 from rl_sync.roles.master.status_board import StatusBoard
@@ -129,6 +131,7 @@ class MasterServer:
         self._board = StatusBoard(settings, memory.began_secs, memory.phase)
         self._result = memory.result
         self._first_lease = memory.first_lease
+        self._kept = KeptProgress(settings.rollout.progress_bytes)
         self._began_secs = memory.began_secs
         self._is_new_attempt = continues
         self._attendance = Heartbeats(time.monotonic())
@@ -202,6 +205,7 @@ class MasterServer:
             *(Handler(kind, self._journaled(answer)) for kind, answer in self._lasting()),
             master_calls.AskLease.answered_by(self._lease),
             self._pending.handler(),
+            master_calls.TellProgress.answered_by(self._keep_progress),
             master_calls.Claim.answered_by(self._claim),
             master_calls.AskBatch.answered_by(self._batch),
             master_calls.AskBuffered.answered_by(self._buffered),
@@ -334,13 +338,15 @@ class MasterServer:
             self._state, commands = transition.transition(before, event)
             if (lasting_event := lasting(before, self._state, event, commands)) is not None:
                 self._note(entry or lasting_event)
-            self._keep(commands)
+            self._write_ledger(commands)
+            if self._kept:
+                self._kept.keep_only(self._state.kept)
             if transition.may_free_work(event, commands):
                 self._changed.notify_all()
             return tuple(command for command in commands if not isinstance(command, Record))
 
-    def _keep(self, commands: tuple[Any, ...]) -> None:
-        """Writes the ledger."""
+    def _write_ledger(self, commands: tuple[Any, ...]) -> None:
+        """Writes the lines of commands into the ledger."""
         records = [command for command in commands if isinstance(command, Record)]
         for record in records:
             self._write(functools.partial(self._ledger.write, record))
@@ -433,7 +439,8 @@ class MasterServer:
             attempt = 0 if grant.exactly else lease.attempt
             # The rest of a row, which may be large, is in the explorer's own task.
             asked = prompt._replace(row=None)
-            leases.append(Lease(lease.lease_id, lease.ordinal, attempt, asked))
+            begun = self._kept.of(lease.ordinal) if lease.is_kept else ()
+            leases.append(Lease(lease.lease_id, lease.ordinal, attempt, asked, begun))
         return LeaseGrant(grant.step, grant.version, grant.exactly, leases)
 
     def _judge(self, call: scoring_calls.RequestScores) -> scoring_calls.Scores:
@@ -470,6 +477,14 @@ class MasterServer:
 
     def _scored(self, successes: tuple[tuple[int, float], ...]) -> None:
         self._apply(GroupsScored(successes))
+
+    def _keep_progress(self, call: master_calls.TellProgress) -> list[int]:
+        """Keeps tokens of unfinished groups; groups whose leases have ended are passed over."""
+        with self._changed:
+            lacking, kept = self._kept.take(call.told, self._state.live)
+            if kept:
+                self._apply(GroupsKept(kept))
+            return lacking
 
     def _claim(self, call: master_calls.Claim) -> list[int]:
         with self._changed:
@@ -601,7 +616,7 @@ class MasterServer:
         with self._changed:
             if not self.closed.is_set():
                 self._state, commands = transition.end(self._state)
-                self._keep(commands)
+                self._write_ledger(commands)
                 self._write(lambda: self._ledger.write_balance(balance(self._state)))
                 self._ledger.close()
                 outcome = self._outcome()

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from rl_sync.algorithms.screening import NO_SCREENING, Screening
 from rl_sync.messages.events import (
+    EXPLORER_DIED,
+    LEASE_EXPIRED,
     Assignment,
     Command,
     GrantEvaluation,
@@ -159,6 +161,12 @@ class MasterState:
         """Number of groups in the replay buffer."""
         return sum(lease.buffered for lease in self.live.values())
 
+    @property
+    def kept(self) -> frozenset[int]:
+        """Ordinals of unfinished groups whose tokens the master keeps."""
+        live = (lease.ordinal for lease in self.live.values() if lease.is_kept)
+        return frozenset([*live, *(one.ordinal for one in self.again if one.begun is not None)])
+
     # Explorers that wait ask again and again while the state stays the same, so these are kept.
 
     @functools.cached_property
@@ -208,6 +216,8 @@ def drop(
 ) -> Outcome:
     """Ends leases that were not trained; their ordinals are leased again.
 
+    Completions in flight go on if only their explorer is lost, and the master keeps them.
+
     A batch that loses a group is not taken any more: the trainer asks for it anew.
 
     Args:
@@ -219,7 +229,8 @@ def drop(
     state, dropped = settle(state, leases, reason)
     if not dropped:
         return state, ()
-    again = {*state.again, *(lease.next_assignment(replaced, failed) for lease in dropped)}
+    goes_on = reason in (EXPLORER_DIED, LEASE_EXPIRED)
+    again = {*state.again, *(one.next_assignment(replaced, failed, goes_on) for one in dropped)}
     state = dataclasses.replace(state, again=tuple(sorted(again)))
     if broken := {lease.taken for lease in dropped} - {0}:
         left = {i: one._replace(taken=0) for i, one in state.live.items() if one.taken in broken}

@@ -34,6 +34,7 @@ from rl_sync.messages.events import (
     GrantLeases,
     GroupsBuffered,
     GroupsJudged,
+    GroupsKept,
     GroupsRefused,
     GroupsScored,
     HoldBack,
@@ -84,6 +85,8 @@ def transition(state: MasterState, event: Event) -> Outcome:
             return admit(state, event)
         case GroupsScored(successes):
             return _score(state, successes), ()
+        case GroupsKept(lease_ids):
+            return _keep(state, lease_ids), ()
         case GroupsBuffered(lease_ids):
             return _buffer(state, lease_ids)
         case BatchRequested(_, at_hand):
@@ -316,6 +319,7 @@ def _lease_exact(state: MasterState, request: LeaseRequested) -> Outcome:
             return state, (HoldBack("synchronization"),)
         if free:
             todo = [again.get(ordinal, Assignment(ordinal)) for ordinal in free]
+            todo = [one if one.begun == version else one.anew() for one in todo]
             return _grant(state, request, step, version, True, todo[: settings.groups_per_lease])
     return state, (HoldBack("the end of training"),)
 
@@ -355,9 +359,30 @@ def _lease_latest(state: MasterState, request: LeaseRequested) -> Outcome:
     step = max(0, placed + (count - 1) * times) // per_step + 1
     step = min(step, last_step) if count else step
     assert not count or settings.schedule.may_start(step, version)
-    todo = list(state.again[:count])
+    todo = _going_on(state, request, version, placed, state.again[:count])
     todo += [Assignment(state.next_ordinal + i) for i in range(count - len(todo))]
     return _grant(state, request, step, version, False, todo)
+
+
+def _going_on(
+    state: MasterState,
+    request: LeaseRequested,
+    version: int,
+    placed: int,
+    todo: Sequence[Assignment],
+) -> list[Assignment]:
+    """Lets completions go on as far as their older versions leave room; others begin anew.
+
+    The ones that go on stand first, and of these the oldest.
+    """
+    begun = [(min(one.begun, version), one) for one in todo if one.begun is not None]
+    goes_on, anew = list[Assignment](), [one for one in todo if one.begun is None]
+    for since, one in sorted(begun, key=lambda pair: pair[0]):
+        if _room(state, request, since, placed)[1] > len(goes_on):
+            goes_on.append(one._replace(begun=since))
+        else:
+            anew.append(one.anew())
+    return [*goes_on, *sorted(anew)]
 
 
 def _room(
@@ -397,12 +422,13 @@ def _grant(
             ordinal=one.ordinal,
             attempt=one.attempt,
             explorer=request.explorer,
-            version=version,
+            version=version if one.begun is None else one.begun,
             buffered=False,
             deadline_secs=deadline,
             replacement=one.replacement,
             failures=one.failures,
             choice=one.choice or ChosenPrompt(0),
+            is_kept=one.begun is not None,
         )
         for i, one in enumerate(todo)
     )
@@ -429,12 +455,20 @@ def _score(state: MasterState, successes: tuple[tuple[int, float], ...]) -> Mast
     return dataclasses.replace(state, live=live)
 
 
+def _keep(state: MasterState, lease_ids: tuple[int, ...]) -> MasterState:
+    found = (state.live[lease_id] for lease_id in lease_ids if lease_id in state.live)
+    kept = {one.lease_id: one._replace(is_kept=True) for one in found if not one.buffered}
+    return dataclasses.replace(state, live={**state.live, **kept}) if kept else state
+
+
 def _buffer(state: MasterState, lease_ids: tuple[int, ...]) -> Outcome:
     # If a lease expired while its explorer was at work, another explorer got its ordinal. The
     # trainer will find the late group in the buffer and refuse it, since the lease is not live.
     # Both the explorer and the trainer report a group, in either order; the first report counts.
     found = (state.live[lease_id] for lease_id in lease_ids if lease_id in state.live)
-    leases = tuple(lease._replace(buffered=True) for lease in found if not lease.buffered)
+    leases = tuple(
+        lease._replace(buffered=True, is_kept=False) for lease in found if not lease.buffered
+    )
     if not leases:
         return state, ()
     live = {**state.live, **{lease.lease_id: lease for lease in leases}}

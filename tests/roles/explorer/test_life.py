@@ -14,6 +14,7 @@ from rl_sync.roles.explorer.commands import (
     BeginWait,
     CheckDeadline,
     CheckDelivery,
+    ChunkEnded,
     Deliver,
     EndRollout,
     EndWait,
@@ -30,8 +31,8 @@ from rl_sync.roles.explorer.commands import (
     RolledOut,
     RollOut,
     StartDeadline,
-    SwapPossible,
     TellFailure,
+    TellTokens,
     WorkAnswered,
 )
 from rl_sync.roles.explorer.life import ExplorerLife, ExplorerPlan, suits
@@ -114,7 +115,7 @@ def test_the_first_grant_is_pulled_for_and_rolled_out():
     state, commands = take(state, newest(3))
     assert commands == (Pull(3, True, 1),)
     state, commands = take(state, arrived(3))
-    assert commands == (BeginRollout(1), RollOut((lease(7),), may_swap=False))
+    assert commands == (BeginRollout(1), RollOut((lease(7),), in_chunks=False))
 
 
 def test_whole_groups_are_delivered_before_more_work_is_asked_for():
@@ -225,19 +226,19 @@ def test_an_evaluation_is_of_the_weights_in_use_and_is_awaited_at_the_end():
 
 def test_a_rollout_in_parts_goes_on_until_nothing_is_in_flight():
     state, commands = take(rolling(PARTS, 7, 8), RolledOut(1, 1))
-    assert commands == (Deliver(), CheckDelivery(), RollOut((), may_swap=False))
+    assert commands == (Deliver(), CheckDelivery(), RollOut((), in_chunks=False))
     _, commands = take(state, RolledOut(1, 0))
     assert commands[:2] == (EndRollout(), Deliver())
 
 
 def test_newer_weights_are_taken_in_flight_but_not_looked_for_all_the_time():
-    state, commands = take(rolling(SWAPPING), SwapPossible())
+    state, commands = take(rolling(SWAPPING), ChunkEnded())
     assert commands == (Look(0.0),)
     state, commands = take(state, Looked(5.0, newest=5))
     assert commands == (Pull(4, False, None),)
     state, commands = take(state, arrived(5))
     assert commands == (GoOn(),)
-    state, commands = take(state, SwapPossible())
+    state, commands = take(state, ChunkEnded())
     assert commands == (Look(5.0 + life.IN_FLIGHT_POLL_SECS),)
     state, commands = take(state, Looked(5.05, newest=None))
     assert commands == (GoOn(),)
@@ -246,7 +247,7 @@ def test_newer_weights_are_taken_in_flight_but_not_looked_for_all_the_time():
 
 
 def test_weights_that_were_withdrawn_are_gone_without():
-    state, commands = take(rolling(SWAPPING), SwapPossible(), Looked(5.0, newest=5), NotPulled(5.0))
+    state, commands = take(rolling(SWAPPING), ChunkEnded(), Looked(5.0, newest=5), NotPulled(5.0))
     assert (state.version, commands) == (3, (GoOn(),))
 
 
@@ -256,16 +257,27 @@ def between_parts(unfinished, room, now=1.0, newest=None):
     return take(state, Looked(now, newest=newest))
 
 
+def test_the_master_is_told_the_tokens_in_flight_after_each_chunk():
+    telling = Story(ExplorerPlan(groups=2, tells=True))
+    state, commands = take(rolling(telling), ChunkEnded())
+    assert commands == (TellTokens(), GoOn())
+    assert take(state, ChunkEnded())[1] == (TellTokens(), GoOn())
+    assert TellTokens() not in take(state, RolledOut(1, 0))[1], "nothing is in flight"
+    in_parts = Story(ExplorerPlan(groups=2, in_parts=True, tells=True))
+    assert lived(rolling(in_parts))[1][-1].in_chunks is False, "a part is a chunk"
+    assert take(rolling(in_parts), RolledOut(0, 1))[1][0] == TellTokens()
+
+
 def test_a_streaming_explorer_asks_between_parts_if_it_has_room():
     state, commands = between_parts(unfinished=1, room=1)
     assert commands == (Ask(1, 1),)
     _, commands = take(state, answered(grant(3, 8)))
-    assert commands == (RollOut((lease(8),), may_swap=False),)
+    assert commands == (RollOut((lease(8),), in_chunks=False),)
 
 
 def test_a_streaming_explorer_without_room_asks_only_for_newer_weights():
-    assert between_parts(unfinished=2, room=0)[1] == (RollOut((), may_swap=False),)
-    assert between_parts(unfinished=2, room=0, newest=3)[1] == (RollOut((), may_swap=False),)
+    assert between_parts(unfinished=2, room=0)[1] == (RollOut((), in_chunks=False),)
+    assert between_parts(unfinished=2, room=0, newest=3)[1] == (RollOut((), in_chunks=False),)
     assert between_parts(unfinished=2, room=0, newest=4)[1] == (Ask(2, 0),)
 
 
@@ -276,9 +288,9 @@ def test_a_streaming_explorer_without_groups_in_flight_always_asks():
 def test_a_streaming_explorer_that_got_no_leases_does_not_ask_at_once_again():
     state, _ = between_parts(unfinished=1, room=1)
     state, commands = take(state, answered(grant(3), now=1.0))
-    assert commands == (RollOut((), may_swap=False),)
+    assert commands == (RollOut((), in_chunks=False),)
     state, _ = take(state, RolledOut(0, 1, 1))
-    assert take(state, Looked(1.01))[1] == (RollOut((), may_swap=False),)
+    assert take(state, Looked(1.01))[1] == (RollOut((), in_chunks=False),)
     assert take(state, Looked(1.03))[1] == (Ask(1, 1),)
 
 
@@ -288,7 +300,7 @@ def test_a_grant_of_newer_weights_ends_a_streaming_rollout_and_is_taken_up():
     assert commands[0] == EndRollout()
     assert commands[-1] == AwaitVersion(4)
     _, commands = take(state, newest(4), arrived(4))
-    assert commands == (BeginRollout(1), RollOut((lease(9),), may_swap=False))
+    assert commands == (BeginRollout(1), RollOut((lease(9),), in_chunks=False))
 
 
 def test_a_streaming_explorer_that_is_held_back_ends_its_rollout_and_asks_anew():

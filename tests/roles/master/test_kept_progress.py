@@ -1,0 +1,94 @@
+"""Tokens that the master keeps: in parts, once each, and within the limit."""
+
+import numpy as np
+import pytest
+
+from rl_sync.messages.events import LiveLease
+from rl_sync.messages.master_calls import ToldProgress
+from rl_sync.roles.master.kept_progress import KeptProgress
+from rl_sync.types import CompletionProgress
+
+BYTES = 12
+WHOLE = CompletionProgress(
+    np.arange(9, dtype=np.int32),
+    np.arange(9, dtype=np.float32) / 8,
+    np.array([0] * 4 + [2] * 5, np.int32),
+    np.array([[1, 1, 7], [5, 1, 3]], np.uint32),
+    "stop",
+)
+
+
+def part(start, end, lease_id=7, row=0):
+    return ToldProgress(lease_id, row, start, beginning(end).after(start))
+
+
+def beginning(end):
+    """Returns the first tokens, which have an end if they are all."""
+    tokens, logprobs, versions, masks, finish = WHOLE
+    return CompletionProgress(
+        tokens[:end],
+        logprobs[:end],
+        versions[:end],
+        masks[masks[:, 0] < end],
+        finish if end == len(tokens) else None,
+    )
+
+
+def assert_equal(one, other):
+    for mine, theirs in zip(one, other, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def live(lease_id=7, ordinal=3, **fields):
+    return {lease_id: LiveLease(lease_id, ordinal, 0, 1, 0, False, 0.0)._replace(**fields)}
+
+
+@pytest.mark.parametrize("cuts", [(9,), (2, 9), (1, 2, 6, 9), (4, 4, 9)])
+def test_parts_make_the_whole_and_one_that_comes_again_counts_once(cuts):
+    kept, start = KeptProgress(1000), 0
+    for end in cuts:
+        for _ in range(2):
+            assert kept.take([part(start, end)], live()) == ([], (7,))
+        ((row, found),) = kept.of(3)
+        assert row == 0
+        assert_equal(found, beginning(end))
+        start = end
+    assert not kept.take([part(3, 6)], live())[0], "an old part that comes late"
+    assert_equal(kept.of(3)[0][1], WHOLE)
+
+
+def test_a_part_without_the_tokens_before_it_is_asked_for_from_the_first():
+    kept = KeptProgress(1000)
+    assert kept.take([part(4, 6)], live()) == ([7], ())
+    assert kept.of(3) == ()
+    assert kept.take([part(0, 6), part(0, 2, row=1)], live()) == ([], (7,))
+    assert [row for row, _ in kept.of(3)] == [0, 1]
+    assert kept.take([part(0, 8)], live(is_kept=True)) == ([], ()), "it is noted already"
+    assert_equal(kept.of(3)[0][1], beginning(8))
+
+
+def test_leases_that_have_ended_or_are_buffered_are_passed_over():
+    kept = KeptProgress(1000)
+    assert kept.take([part(0, 4)], {}) == kept.take([part(0, 4)], live(buffered=True)) == ([], ())
+    assert not kept
+
+
+def test_what_does_not_fit_is_neither_kept_nor_asked_for_until_there_is_room():
+    kept = KeptProgress(10 * BYTES)
+    groups = live() | live(8, 4)
+    assert kept.take([part(0, 4)], groups) == ([], (7,))
+    assert kept.take([part(0, 4, lease_id=8)], groups) == ([], (8,)), "four tokens and a mask each"
+    assert kept.take([part(4, 6, lease_id=8)], groups) == ([], (8,))
+    assert_equal(kept.of(4)[0][1], beginning(4))
+    assert kept.take([part(6, 8, lease_id=8)], groups) == ([], (8,))
+    kept.keep_only({4})
+    assert kept.of(3) == ()
+    assert kept.take([part(6, 8, lease_id=8)], groups)[0] == [8]
+    assert kept.take([part(0, 8, lease_id=8)], groups) == ([], (8,))
+    assert_equal(kept.of(4)[0][1], beginning(8))
+    assert kept.take([part(8, 9, lease_id=8)], groups) == ([], (8,)), "it is full"
+    assert_equal(kept.of(4)[0][1], beginning(8))
+    kept.keep_only(())
+    assert not kept
+    assert kept.take([part(0, 9)], live()) == ([], ()), "it has room for no whole completion"
+    assert not kept

@@ -1,0 +1,80 @@
+"""Completions in flight when an explorer dies go on where they were."""
+
+from __future__ import annotations
+
+import collections
+
+import numpy as np
+import pytest
+
+from rl_sync.records.rollouts.rollout_records import read_rollouts
+from rl_sync.records.spans import SpanKind
+from tests.runs.conftest import (
+    assert_nothing_is_lost_or_doubled,
+    assert_within_the_staleness_bound,
+    flags,
+)
+
+KEEPING = ("--config.rollout.progress_tokens=1", "--config.rollout.chunk_tokens=1")
+EXACT = {
+    "synchronous": flags("synchronous"),
+    "one step off-policy": flags("one_step_off_policy"),
+    "two explorers in lockstep": flags("synchronous", count=2),
+    "custom (2, 3)": flags("custom", interval=2, offset=3),
+}
+LATEST = {
+    "asynchronous": (*flags("asynchronous"), "--config.sync.max_staleness=2"),
+    "streaming": (*flags("asynchronous", streaming=True), "--config.sync.max_staleness=4"),
+    "swapping in flight": (
+        *flags("asynchronous", swap="in_flight"),
+        "--config.sync.max_staleness=3",
+    ),
+    "two explorers": flags("multi_explorer", count=2),
+}
+DEATHS = frozenset({3, 12, 24, 35})
+
+
+def drawn(run):
+    """Returns each completion that was trained on, and its versions."""
+    rows = read_rollouts(run.workdir)
+    return sorted((one.step, one.ordinal, one.sample, one.ids, one.versions) for one in rows)
+
+
+def rollouts(run):
+    """Returns the drawn and the given tokens of the rollouts of each step, without lost ones."""
+    found = collections.defaultdict(lambda: np.zeros(2, int))
+    for span in run.spans(SpanKind.ROLLOUT, role="explorer"):
+        about = span.attributes
+        found[about["step"]] += about.get("tokens", 0), about.get("given", 0)
+    return {step: tuple(counts.tolist()) for step, counts in found.items()}
+
+
+@pytest.mark.samples("synchronous", gate=("one step off-policy",))
+@pytest.mark.parametrize("name", EXACT)
+def test_an_exact_run_has_the_same_tokens_and_draws_none_again_that_were_told(memory_runs, name):
+    run = memory_runs(*EXACT[name], *KEEPING, deaths=DEATHS)
+    whole = memory_runs(*EXACT[name], *KEEPING)
+    assert_nothing_is_lost_or_doubled(run)
+    assert_within_the_staleness_bound(run)
+    assert drawn(run) == drawn(whole)
+    tokens = {step: tokens for step, (tokens, _) in rollouts(whole).items()}
+    if run.settings.explorers == 1:
+        assert {step: sum(counts) for step, counts in rollouts(run).items()} == tokens
+    assert sum(given > 0 for _, given in rollouts(run).values()) >= 3
+
+
+@pytest.mark.samples(gate=("asynchronous", "streaming", "two explorers"))
+@pytest.mark.parametrize("name", LATEST)
+def test_with_latest_pulls_they_go_on_within_the_bound(memory_runs, name):
+    run = memory_runs(*LATEST[name], *KEEPING, deaths=DEATHS)
+    assert_nothing_is_lost_or_doubled(run)
+    assert_within_the_staleness_bound(run)
+    assert sum(given for _, given in rollouts(run).values()) > 0
+
+
+@pytest.mark.gate
+def test_without_the_setting_groups_in_flight_are_drawn_again(memory_runs):
+    run = memory_runs(*EXACT["synchronous"], KEEPING[1], deaths=DEATHS)
+    whole = memory_runs(*EXACT["synchronous"], *KEEPING)
+    assert drawn(run) == drawn(whole)
+    assert rollouts(run) == rollouts(whole), "all of it is drawn after the deaths"
