@@ -16,7 +16,6 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from rl_sync.expert_routes import RouteShape
-from rl_sync.isolation.codec import record
 
 ROUTES, SAMPLER = "routes", ("sampler_logprobs", "sampler_ids")
 """Columns of the records, as in `Group`."""
@@ -49,7 +48,6 @@ class SamplerShape(NamedTuple):
         return SamplerRecord(logprobs, np.zeros((*shape, self.best), np.int32))
 
 
-@record
 class SamplerRecord(NamedTuple):
     """Record of T tokens.
 

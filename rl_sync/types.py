@@ -26,6 +26,8 @@ if TYPE_CHECKING:  # It would import JAX.
     import jax
     from jaxtyping import Array
 
+record(SamplerRecord)
+
 NO_LEASE = -1
 """Lease id and prompt id of groups that no explorer generated."""
 

@@ -58,6 +58,10 @@ class RunStoppedError(Exception):
     """The run is being stopped: the role must save its state and leave."""
 
 
+class HandOverError(Exception):
+    """The process was asked to end: it must hand over its work in flight, and leave."""
+
+
 class Session:
     """One process of a program in a run; usable as a context manager.
 
@@ -87,6 +91,7 @@ class Session:
         self.secret = secret_of(settings.workdir)
         self._master = master
         self._stop: str | None = None
+        self._leaves = False
         self._progress: Callable[[], tuple[int, int | None]] | None = None
         self._closed = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -168,8 +173,16 @@ class Session:
         self.call(Resumed(step, sft_step))
 
     def check(self) -> None:
-        """Raises `RunStoppedError` if the run is being stopped."""
+        """Raises `RunStoppedError` if the run is being stopped.
+
+        Raises:
+          HandOverError: this process alone must leave; see `leave`.
+        """
         self.agree("check", self._check)
+
+    def leave(self) -> None:
+        """Lets the next check of this process raise `HandOverError`; for a handler of signals."""
+        self._leaves = True
 
     @property
     def lasts(self) -> bool:
@@ -179,6 +192,8 @@ class Session:
     def _check(self) -> None:
         if self._stop is not None:
             raise RunStoppedError(self._stop)
+        if self._leaves:
+            raise HandOverError(f"{self.role} was asked to end")
 
     def deadline(self, what: str, whom: str) -> Deadline:
         """Starts a deadline for one wait, from the settings."""

@@ -24,7 +24,7 @@ class RestartLines:
       root: see `JsonLinesReader`.
 
     Attributes:
-      counts: number of restarts of each role.
+      counts: number of restarts of each role, without those after which its work went on.
       times: roles that were started again, in order, at real times.
     """
 
@@ -41,7 +41,7 @@ class RestartLines:
             self.times.clear()
         for line in news.lines:
             role, at_secs = str(line.record.get("role")), line.record.get("time")
-            self.counts[role] += 1
+            self.counts[role] += not line.record.get("handed_over")
             if isinstance(at_secs, int | float):
                 self.times.append(Restart(role, at_secs))
         return news.size

@@ -9,6 +9,10 @@ ENDED = 5
 ORPHANED = 4
 """Its launcher is gone."""
 
+HANDED_OVER = 6
+"""It was asked to end (SIGTERM), and has told the master its work in flight, which goes on from
+there."""
+
 MACHINE_LOST = 75
 """The launcher's: a machine of the run was lost, and none has joined in its place. Of `join`: the
 launcher was lost."""

@@ -21,7 +21,7 @@ from absl import logging as absl_logging
 from rl_sync.cluster.parallel_imports import loading
 from rl_sync.isolation.machine_limits import end_when_exhausted
 from rl_sync.role_names import MASTER, TOGETHER, TRAINER, number_of
-from rl_sync.roles.exit_status import ENDED, FAILED, ORPHANED
+from rl_sync.roles.exit_status import ENDED, FAILED, HANDED_OVER, ORPHANED
 
 if TYPE_CHECKING:
     from rl_sync.settings.run_settings import RunSettings
@@ -43,6 +43,7 @@ def main() -> int:
     end_when_exhausted()
     with loading():
         from rl_sync.cluster import compilation_cache
+        from rl_sync.cluster.session import HandOverError
         from rl_sync.cluster.user_errors import is_for_user, log_failure
         from rl_sync.roles.assembly import gpu_flags
         from rl_sync.settings.config_reading import read_settings
@@ -54,6 +55,9 @@ def main() -> int:
     compiled = compilation_cache.use(settings.launch.compilation_cache, os.environ)
     try:
         _run(arguments, settings)
+    except HandOverError as asked:
+        _log.info("%s, and has handed over its work.", asked)
+        return HANDED_OVER
     except Exception as error:
         log_failure(_log, arguments.role, error)
         return ENDED if is_for_user(error) else FAILED

@@ -102,7 +102,12 @@ Decision = tuple[Restart, ...] | EndRun
 
 
 def decide(
-    facts: RunFacts, dead: Iterable[str], *, ended: Iterable[str] = (), killed: Iterable[str] = ()
+    facts: RunFacts,
+    dead: Iterable[str],
+    *,
+    ended: Iterable[str] = (),
+    killed: Iterable[str] = (),
+    handed_over: Iterable[str] = (),
 ) -> Decision:
     """Decides what follows the deaths of processes.
 
@@ -115,6 +120,7 @@ def decide(
       ended: names of those that ended themselves for a reason that a restart does not change.
       killed: names of those that were killed from outside. Before RL others would die again, except
         those of a cluster that has lost another process in this way.
+      handed_over: names of those that were asked to end and handed over their work, however often.
 
     Returns:
       The restarts, in order, or the end of the run.
@@ -126,8 +132,9 @@ def decide(
     struck = {role_of(name) for name in killed}
     if not facts.is_elastic and any(map(_is_program, struck)):
         struck.update(filter(_is_program, roles))
+    asked = {role_of(name) for name in handed_over}
     for role in roles:
-        if (why := _why_not(facts, role, role in struck)) is not None:
+        if (why := _why_not(facts, role, role in struck, role not in asked)) is not None:
             return EndRun(why)
     programs = [role for role in found if _is_program(role)]
     restarts = [_restart(role) for role in roles if facts.is_elastic or not _is_program(role)]
@@ -140,7 +147,7 @@ def _is_program(role: str) -> bool:
     return is_explorer(role) or role in (TRAINER, TOGETHER)
 
 
-def _why_not(facts: RunFacts, role: str, was_killed: bool) -> str | None:
+def _why_not(facts: RunFacts, role: str, was_killed: bool, counts: bool) -> str | None:
     """Returns the reason why a role is not restarted; None if it is."""
     if facts.phase is None and not _is_program(role):
         return f"The run had not begun: {role} would die again."
@@ -149,7 +156,7 @@ def _why_not(facts: RunFacts, role: str, was_killed: bool) -> str | None:
     # In one cluster the trainer may have given up already, because of this death.
     if is_explorer(role) and facts.phase == _END and facts.is_elastic:
         return f"The run was about to end without {role}."
-    if facts.recent(role) >= facts.restarts:
+    if counts and facts.recent(role) >= facts.restarts:
         return (
             f"{role} was started again {facts.recent(role)} times within an hour, and"
             f" launch.restarts={facts.restarts} allows no more."

@@ -121,6 +121,14 @@ def test_restarts_count_for_their_role_and_for_an_hour():
     )
 
 
+@pytest.mark.parametrize("changed", [{"restarts": 0}, {"earlier": {"explorer1": [9_999.0] * 2}}])
+def test_an_explorer_that_handed_over_its_work_is_started_again_however_often(changed):
+    dead = ["explorer1"]
+    assert isinstance(decide(facts(**changed), dead), EndRun)
+    assert decide(facts(**changed), dead, handed_over=dead) == (RestartExplorer(1, "explorer1"),)
+    assert isinstance(decide(facts(**changed), [*dead, "master"], handed_over=["master"]), EndRun)
+
+
 def test_the_trainer_is_restarted_before_explorers():
     assert decide(facts(), ["explorer1", "trainer/1"]) == (
         RestartTrainer(),

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import collections
+import signal
 
 import numpy as np
 import pytest
 
+from rl_sync.records.chaos_windows import VARIABLE, arm
+from rl_sync.records.json_lines import read_json_lines
 from rl_sync.records.rollouts.rollout_records import read_rollouts
 from rl_sync.records.spans import SpanKind
+from rl_sync.workdir import Workdir
 from tests.runs.conftest import (
+    RunRecord,
     assert_nothing_is_lost_or_doubled,
     assert_within_the_staleness_bound,
     flags,
 )
+from tests.runs.living import ended
 
 KEEPING = ("--config.rollout.progress_tokens=1", "--config.rollout.chunk_tokens=1")
 EXACT = {
@@ -78,3 +84,61 @@ def test_without_the_setting_groups_in_flight_are_drawn_again(memory_runs):
     whole = memory_runs(*EXACT["synchronous"], *KEEPING)
     assert drawn(run) == drawn(whole)
     assert rollouts(run) == rollouts(whole), "all of it is drawn after the deaths"
+
+
+LONG_ONES = (
+    "--config.task.max_completion_tokens=500",
+    "--config.rollout.min_new_tokens=480",
+    "--config.rollout.chunk_tokens=1",
+    "--config.rollout.progress_tokens=16",
+    "--config.trainer.groups_per_step=4",
+    "--config.trainer.steps=3",
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "number"),
+    [
+        pytest.param(
+            flags("asynchronous", transfer="server"),
+            signal.SIGTERM,
+            marks=pytest.mark.gate,
+            id="asynchronous, asked to end",
+        ),
+        *(
+            pytest.param(
+                flags(mode, transfer=transfer),
+                number,
+                marks=pytest.mark.nightly,
+                id=f"{mode} {name}",
+            )
+            for mode, transfer, number, name in [
+                ("synchronous", "server", signal.SIGTERM, "asked to end"),
+                ("synchronous", "server", signal.SIGKILL, "killed"),
+                ("one_step_off_policy", "collective", signal.SIGKILL, "killed"),
+                ("asynchronous", "checkpoint", signal.SIGKILL, "killed"),
+            ]
+        ),
+    ],
+)
+def test_long_completions_of_a_process_go_on(started, tmp_path, monkeypatch, given, number):
+    """A rollout of 8 · 500 tokens is struck in its first half."""
+    folder = tmp_path / "windows"
+    folder.mkdir()
+    monkeypatch.setenv(VARIABLE, str(folder))
+    armed = arm(folder, "explorer1", "rollout", number, 0.2)
+    process, workdir = started(*given, *LONG_ONES, until=None, forks=False)
+    output = ended(process)
+    assert process.returncode == 0, output
+    assert not armed.exists()
+    run = RunRecord(Workdir(workdir), output)
+    assert_nothing_is_lost_or_doubled(run)
+    assert_within_the_staleness_bound(run)
+    (restart,) = read_json_lines(run.workdir.restarts)
+    ((tokens, given_tokens),) = [counts for counts in rollouts(run).values() if counts[1]]
+    assert given_tokens >= 8 * 16
+    assert 8 * 480 <= tokens + given_tokens <= 8 * 500, "none is drawn again"
+    handed_over = number == signal.SIGTERM
+    assert restart.get("handed_over", False) == handed_over
+    assert ("asked to end, and handed over its work" in output) == handed_over
+    assert ("Roles died" in output) != handed_over

@@ -75,11 +75,13 @@ class _Absence(NamedTuple):
       since_secs: time when it was noticed, by the monotonic clock.
       at_secs: the same time in Unix seconds.
       why: reason.
+      handed_over: whether its work in flight goes on.
     """
 
     since_secs: float
     at_secs: float
     why: str
+    handed_over: bool = False
 
 
 class LocalRun:
@@ -198,6 +200,7 @@ class LocalRun:
             [death.name for death in deaths],
             ended=[death.name for death in deaths if self._is_final(death)],
             killed=[death.name for death in deaths if death.was_killed],
+            handed_over=[death.name for death in deaths if death.handed_over],
         )
         if isinstance(decision, EndRun):
             self._fail(deaths)
@@ -208,10 +211,15 @@ class LocalRun:
             why = next(death for death in deaths if role_of(death.name) == restart.role)
             if not self._start_again(restart, f"{why}. It is started again."):
                 self._fail(deaths)
-            self._restarts[restart.role].append(facts.now_secs)
-            self._away[restart.role] = _Absence(facts.now_secs, noticed_secs, str(why))
+            self._away[restart.role] = _Absence(
+                facts.now_secs, noticed_secs, str(why), why.handed_over
+            )
             if not isinstance(restart, RestartMaster | RestartReplay):
                 self._record_restart(restart.role, None)  # Its spans tell when it works again.
+            if why.handed_over:
+                print(f"\n{why}. It is started again.", flush=True)
+                continue
+            self._restarts[restart.role].append(facts.now_secs)
             count, most = facts.recent(restart.role) + 1, facts.restarts
             print(f"\n{why}. It is started again ({count} of {most} times an hour).", flush=True)
 
@@ -303,6 +311,8 @@ class LocalRun:
         """
         absence = self._away.pop(role)
         lost = {} if lost_secs is None else {"lost_secs": lost_secs}
+        if absence.handed_over:
+            lost = {**lost, "handed_over": True}
         with contextlib.suppress(OSError):  # Nothing depends on this record.
             lines = JsonLinesWriter(self._workdir.restarts, vital=False)
             lines.write({"time": absence.at_secs, "role": role, "why": absence.why, **lost})

@@ -20,13 +20,13 @@ from rl_sync.cluster import malloc
 from rl_sync.isolation.machine_limits import address_hint
 from rl_sync.isolation.process_limits import signal_group
 from rl_sync.launcher.processes.stack_dump import dump_stacks
-from rl_sync.roles.exit_status import ENDED, FAILED, MACHINE_LOST
+from rl_sync.roles.exit_status import ENDED, FAILED, HANDED_OVER, MACHINE_LOST
 
 _LAST_LINES = 15
 _CRASH = "Fatal Python error: "
 _OUT_OF_MEMORY = (FAILED, -signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)
 """Exit statuses of processes that got no more memory, and of others."""
-_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, MACHINE_LOST)
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, MACHINE_LOST, HANDED_OVER)
 """Exit statuses of processes that did not end by an error of their own."""
 
 
@@ -186,12 +186,19 @@ class Death:
         """True if it was killed from outside, or was lost with its machine."""
         return self.status in _FROM_OUTSIDE
 
+    @property
+    def handed_over(self) -> bool:
+        """True if it was asked to end, and its work in flight goes on elsewhere."""
+        return self.status == HANDED_OVER
+
     def __str__(self) -> str:
         if self.hung is not None:
             return self.hung
         if self.lost:
             return self.lost
-        if self.status < 0:
+        if self.handed_over:
+            how = "was asked to end, and handed over its work"
+        elif self.status < 0:
             how = f"was killed by {signal.Signals(-self.status).name}"
         else:
             how = f"ended with exit status {self.status}"

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -82,6 +85,8 @@ from rl_sync.workdir import Workdir
 _POLL_SECS = 0.1
 _HOST_POLL_SECS = 1.0
 _SCORED_ROWS = 64
+_HAND_OVER_SECS = 5.0
+"""Time that an explorer has to hand over its work; most grace periods are longer."""
 _log = logging.getLogger(__name__)
 
 
@@ -336,6 +341,8 @@ def run_explorer(
     """Runs one explorer, or one of its processes."""
     layout, team, task = resources.layout, resources.team, wiring.load_task(settings)
     with ports.session(settings, explorer_name(number), addresses, team) as session:
+        if settings.rollout.progress_tokens:
+            _hand_over_when_asked(session)
         _await_master(session)
         replay = _replay_client(settings, addresses, ports)
         parameters = parameters_of(settings, task, layout)
@@ -395,6 +402,22 @@ def run_explorer(
         _await_host(session)
         team.close()
         leave_cluster()
+
+
+def _hand_over_when_asked(session: Session) -> None:
+    """Lets an explorer hand over its work at SIGTERM; if that takes long, the signal ends it."""
+
+    def end() -> None:
+        time.sleep(_HAND_OVER_SECS)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def leave(*_: object) -> None:
+        session.leave()
+        threading.Thread(target=end, name="hand over", daemon=True).start()
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, leave)
 
 
 def _await_host(session: Session) -> None:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from rl_sync.cluster.session import Deadline, RunStoppedError, Session
+from rl_sync.cluster.session import Deadline, HandOverError, RunStoppedError, Session
 from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.isolation.codec import Records
 from rl_sync.messages.call import request_number
@@ -79,6 +79,7 @@ class ExplorerLoop:
         Raises:
           TimeoutError: a wait passed its deadline.
           PeerLostError: the master is gone.
+          HandOverError: this process was asked to end; the master has the tokens in flight.
         """
         with (
             self.session.spans.span(SpanKind.COMPILE),
@@ -97,6 +98,10 @@ class ExplorerLoop:
                 self._perform(None)
         except RunStoppedError:
             pass  # The master records our leases as dropped.
+        except HandOverError:
+            if self._life.version is not None:
+                self._teller.tell_all(self._state.unfinished)
+            raise
         finally:
             self._teller.close()
             self.delivery.close()
@@ -170,6 +175,7 @@ class ExplorerLoop:
             case commands.RollOut():
                 return self._roll_out(command)
             case commands.TellTokens():
+                self.session.check()
                 self._teller.tell(self._state.unfinished)
             case commands.EndRollout():
                 self._end()

@@ -58,6 +58,22 @@ class ProgressTeller:
         if parts := self._new(groups):
             self._call = self._calls.submit(self._send, parts)
 
+    def tell_all(self, groups: Sequence[UnfinishedGroup]) -> None:
+        """Tells all new tokens, and waits until the master has them.
+
+        Raises:
+          PeerLostError: the master does not answer.
+        """
+        if not self._session.leads:
+            return
+        if self._call is not None:
+            self._call.exception()
+        while self._is_free() and (parts := self._new(groups)):
+            lacking = self._send(parts)
+            if not lacking:
+                return
+            self._told |= {lease_id: {} for lease_id in lacking}
+
     def close(self) -> None:
         """Ends the thread."""
         self._calls.shutdown(wait=False, cancel_futures=True)
