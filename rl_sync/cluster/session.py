@@ -79,6 +79,7 @@ class Session:
     """
 
     clock: Clock = SystemClock()
+    _leaves: bool = False
 
     def __init__(self, settings: RunSettings, role: str, master: RpcClient, team: Team):
         self.settings = settings
@@ -91,7 +92,6 @@ class Session:
         self.secret = secret_of(settings.workdir)
         self._master = master
         self._stop: str | None = None
-        self._leaves = False
         self._progress: Callable[[], tuple[int, int | None]] | None = None
         self._closed = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)

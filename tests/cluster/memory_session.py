@@ -60,7 +60,7 @@ class MemorySession(Session):
         self.facts = {}
         self.team = Team()
         self.answer, self.calls = answer, []
-        self._stop, self._leaves, self._progress = None, False, None
+        self._stop = self._progress = None
 
     def call_alone(self, call):
         self.calls.append(call)

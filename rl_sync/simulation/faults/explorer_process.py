@@ -19,6 +19,7 @@ from rl_sync.roles.explorer.actor import ExplorerState, Newer
 from rl_sync.roles.explorer.group_delivery import GroupDelivery
 from rl_sync.roles.explorer.loop import ExplorerLoop
 from rl_sync.rollout.stats import Stats
+from rl_sync.sampling_masks import no_entries
 from rl_sync.simulation.faults.drawn_run import MASTER, REPLAY, TRAINER
 from rl_sync.simulation.faults.invariants import SimulatedGroup, content_of, digest_of
 from rl_sync.simulation.faults.joint_transfer import VirtualLink
@@ -30,7 +31,7 @@ from rl_sync.simulation.faults.trainer_process import FetchWeights
 from rl_sync.simulation.faults.virtual_process import VirtualProcess, VirtualSession
 from rl_sync.simulation.faults.weights_store import Offer, applied
 from rl_sync.transfers.collective import CollectivePuller
-from rl_sync.types import Group, Lease
+from rl_sync.types import CompletionProgress, Group, Lease
 from rl_sync.weights.deltas.artifact import HeldVersion
 from rl_sync.weights.ends_interface import WeightsTimeoutError, WeightsTransferError
 
@@ -133,14 +134,23 @@ class _InFlight(NamedTuple):
     """A group that is being generated.
 
     Attributes:
-      oldest_version, weights: version and weights at its begin.
+      oldest_version: version at its begin.
+      content: content of the group.
       parts: number of parts of a rollout until it is whole.
+      tokens: number of tokens so far, all of which are the content.
     """
 
     lease: Lease
     oldest_version: int
-    weights: int
+    content: int
     parts: int
+    tokens: int = 0
+
+    def progress(self) -> CompletionProgress:
+        """Returns its only completion so far."""
+        content = np.full(self.tokens, self.content)
+        versions = np.full(self.tokens, self.oldest_version)
+        return CompletionProgress(content, np.zeros(self.tokens), versions, no_entries())
 
 
 class _GeneratingActor:
@@ -163,26 +173,43 @@ class _GeneratingActor:
     ) -> tuple[ExplorerState, list[Group]]:
         """Generates a part of each group; between its chunks newer weights may be taken."""
         process = self.process
-        run, chance, invariants = process.world.run, process.chance, process.world.invariants
+        chance, invariants = process.chance, process.world.invariants
         weights: Any = state.params
-        begun: list[Any] = [
-            _InFlight(
-                lease, state.version, weights, 1 if run.style == "whole" else chance.randint(1, 3)
-            )
-            for lease in leases
-        ]
-        flying = [*state.unfinished, *begun]
+        flying: list[Any] = [*state.unfinished, *(self._begun(lease, state) for lease in leases)]
         invariants.generates(process.name, len(flying))
         for left in range(2 if newer else 0, -1, -1):
             invariants.decodes(process.name, state.version, weights)
             process.clock.sleep(chance.uniform(0.1, 0.8))
-            if left and newer and (found := newer(state)) is not None:
+            self.engine.stats += Stats(steps=1)
+            flying = [one._replace(tokens=one.tokens + 1) for one in flying]
+            now = state._replace(unfinished=tuple(flying))
+            if left and newer and (found := newer(now)) is not None:
                 state = state._replace(version=found.version, params=found.params)
                 weights = state.params
         flying = [one._replace(parts=one.parts - 1) for one in flying]
         whole = [self._group(one) for one in flying if one.parts <= 0]
         invariants.generated(whole)
         return state._replace(unfinished=tuple(one for one in flying if one.parts > 0)), whole
+
+    def _begun(self, lease: Lease, state: ExplorerState) -> _InFlight:
+        """Begins a group, or goes on with one."""
+        run, chance = self.process.world.run, self.process.chance
+        weights: Any = state.params
+        parts = 1 if run.style == "whole" else chance.randint(1, 3)
+        content = content_of(run, lease.ordinal, lease.attempt, weights)
+        made = _InFlight(lease, state.version, content, parts)
+        for _, progress in lease.begun:
+            version, content = int(progress.versions[0]), int(progress.tokens[0])
+            tokens = len(progress.tokens)
+            made = made._replace(oldest_version=version, content=content, tokens=tokens)
+        self.process.world.invariants.begins(
+            lease, made.oldest_version, made.content, is_new=not lease.begun
+        )
+        return made
+
+    def progress(self, groups: Sequence[Any]) -> list[dict[int, CompletionProgress]]:
+        """See `Explorer`."""
+        return [{0: one.progress()} if one.tokens else {} for one in groups]
 
     def complete(
         self, state: ExplorerState, requests: Sequence[Any]
@@ -194,11 +221,9 @@ class _GeneratingActor:
         return state._replace(unfinished=tuple(one._replace(parts=1) for one in flying)), []
 
     def _group(self, one: _InFlight) -> Group:
-        run, lease = self.process.world.run, one.lease
-        content = content_of(run, lease.ordinal, lease.attempt, one.weights)
-        number = self.process.number
+        lease, number = one.lease, self.process.number
         return group_of(
-            SimulatedGroup(lease.lease_id, lease.ordinal, number, one.oldest_version, content)
+            SimulatedGroup(lease.lease_id, lease.ordinal, number, one.oldest_version, one.content)
         )
 
 

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from rl_sync.messages.events import LiveLease
 from rl_sync.records.flow import Fate
 from rl_sync.records.tokens.token_account import account
 from rl_sync.records.tokens.token_lives import GroupTokens, TokenLife
@@ -100,6 +101,7 @@ class Invariants:
     def __init__(self, run: DrawnRun) -> None:
         self._run = run
         self._published: dict[int, str] = {}
+        self._begun: dict[tuple[int, int], set[tuple[int, int]]] = {}
         self._holders: dict[int, tuple[int, str, int]] = {}
         self._batches: dict[int, TrainedBatch] = {}
         self._tokens: dict[int, GroupTokens] = {}
@@ -116,6 +118,25 @@ class Invariants:
                 raise BrokenRuleError(
                     f"lease {lease.lease_id} was granted twice: as {before}, then as {holder}"
                 )
+
+    def gives(self, lease: LiveLease, oldest_version: int) -> None:
+        """The master gives tokens with a lease: its bound is that of the oldest of them."""
+        if oldest_version < lease.version:
+            raise BrokenRuleError(
+                f"lease {lease.lease_id} of version {lease.version} goes on with tokens of version"
+                f" {oldest_version}"
+            )
+
+    def begins(self, lease: Lease, version: int, content: int, *, is_new: bool) -> None:
+        """An explorer begins a group, or goes on with one: then with draws of the same attempt."""
+        begun = self._begun.setdefault((lease.ordinal, lease.attempt), set())
+        if is_new:
+            begun.add((version, content))
+        elif (version, content) not in begun:
+            raise BrokenRuleError(
+                f"lease {lease.lease_id} goes on with {content} of version {version}, but attempt"
+                f" {lease.attempt} of ordinal {lease.ordinal} was begun with {begun}"
+            )
 
     def published(self, version: int, weights: int) -> None:
         """The trainer publishes a version: it is the same as any time before."""

@@ -16,8 +16,10 @@ from rl_sync.messages.events import (
     ExplorersSeen,
     GroupsBuffered,
     GroupsJudged,
+    GroupsKept,
     GroupsRefused,
     HoldBack,
+    LeaseGrant,
     LeaseRequested,
     Record,
     SnapshotSaved,
@@ -35,6 +37,7 @@ from rl_sync.messages.master_calls import (
     Progress,
     Report,
     Resumed,
+    TellProgress,
     Trained,
 )
 from rl_sync.messages.run_status import RunStatus
@@ -49,6 +52,7 @@ from rl_sync.messages.weight_calls import (
 from rl_sync.records.flow import Fate
 from rl_sync.records.run_totals import NUM_TOKENS
 from rl_sync.role_names import TRAINER
+from rl_sync.roles.master.kept_progress import KeptProgress
 from rl_sync.roles.master.state import MasterSettings, MasterState
 from rl_sync.roles.master.transition import may_free_work, transition
 from rl_sync.roles.master.transition import position as position_of
@@ -76,12 +80,15 @@ from rl_sync.simulation.master_answers import (
     met,
     seen,
 )
+from rl_sync.types import Lease
 from rl_sync.weights.rendezvous import Meeting
 
 LEASE_SECS = 8.0
 TICK_SECS = 2.0
 FLUSH_SECS = 0.05
 _ATTEMPTS = 3
+_KEPT_BYTES = 200
+"""Room for the tokens of some groups in flight, and not for those of all."""
 
 
 class TrainerLost(NamedTuple):
@@ -166,6 +173,7 @@ class SimulatedMaster(SimulatedProcess):
         self._waiting: dict[Thread, Callable[[], None]] = {}
         self._unsent: list[Callable[[], None]] = []
         self._is_dirty = self._wakes = False
+        self._kept = KeptProgress(_KEPT_BYTES)
         self.known = self._recovered()
         self._tree = tree_of(self.world.run.fanout or 1, self.known.relays)
         self.world.invariants.master_restarted(self.known.state)
@@ -257,6 +265,7 @@ class SimulatedMaster(SimulatedProcess):
         entry, before = JournalLine(event, thread, number, tokens), self.known
         self.known, answer, commands = self._folded(self.known, entry)
         if self.known is not before:
+            self._kept.keep_only(self.known.state.kept)
             self.world.invariants.mastered(self.known.state, self.known.tokens)
             self.world.disk.append(self.name, self._journal, entry)
             self._write_soon()
@@ -336,6 +345,11 @@ class SimulatedMaster(SimulatedProcess):
                 return self._apply(ExplorerDied(explorer), thread, number)
             case GroupsBuffered() | GroupsRefused() | GroupsJudged():
                 return self._apply(message, thread, number)
+            case TellProgress(parts):
+                lacking, kept = self._kept.take(parts, self.known.state.live)
+                if kept:
+                    self._apply(GroupsKept(kept))
+                return lacking
             case RelayJoined(reader, address):
                 self._tree.join(reader, address)
                 return self._apply(message, thread, number)
@@ -396,7 +410,18 @@ class SimulatedMaster(SimulatedProcess):
         event = LeaseRequested(
             message.explorer, self._now, message.unfinished, message.room, message.version
         )
-        return self._apply(event, thread, request.number)
+        answer = self._apply(event, thread, request.number)
+        if not isinstance(answer, LeaseGrant):
+            return answer
+        return answer._replace(leases=[self._with_begun(lease) for lease in answer.leases])
+
+    def _with_begun(self, lease: Lease) -> Lease:
+        """Returns a lease with the tokens that are kept of its group."""
+        one = self.known.state.live[lease.lease_id]
+        begun = self._kept.of(lease.ordinal) if one.is_kept else ()
+        for _, progress in begun:
+            self.world.invariants.gives(one, int(progress.versions.min()))
+        return lease._replace(begun=begun)
 
     def _newest(self) -> int:
         newest = self.known.state.newest

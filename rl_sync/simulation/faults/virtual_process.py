@@ -73,7 +73,7 @@ def settings_of(run: DrawnRun) -> RunSettings:
             streaming=run.style == "stream",
             budget_tokens=int(run.style == "carry"),
             swap="in_flight" if run.swaps else "between",
-            progress_tokens=0,
+            progress_tokens=int(run.tells),
         ),
         replay=dataclasses.replace(whole.replay, times_sampled=run.times_sampled),
         checkpoint=dataclasses.replace(

@@ -278,6 +278,14 @@ class KeepsBrokenBatches(SimulatedMaster):
         return known, answer, commands
 
 
+class GoesOnWithOtherDraws(SimulatedMaster):
+    """A group goes on with the tokens of one attempt and the draws of the next."""
+
+    def _with_begun(self, lease):
+        given = super()._with_begun(lease)
+        return given._replace(attempt=given.attempt + 1) if given.begun else given
+
+
 class Mutant(NamedTuple):
     """A mistake.
 
@@ -294,6 +302,7 @@ class Mutant(NamedTuple):
 
 STANDSTILL = "nothing goes on"
 MUTANTS = {
+    "tokens with other draws": Mutant(Parts(master=GoesOnWithOtherDraws), "was begun with"),
     "a batch that leaves others late": Mutant(Parts(master=TakesAnyBatch), "have to be trained on"),
     "a lease granted twice": Mutant(
         Parts(master=AnswersBeforeFlush), "granted twice", frozenset({"power"})

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from rl_sync.messages.events import LiveLease
 from rl_sync.records.flow import BUFFERED, DROPPED, TRAINED, Fate
 from rl_sync.roles.master.state import MasterSettings, MasterState
 from rl_sync.schedule import resolve
@@ -16,6 +17,7 @@ from rl_sync.simulation.faults.invariants import (
     expected_weights,
 )
 from rl_sync.simulation.faults.simulated_groups import group_of
+from rl_sync.types import Lease, Prompt
 
 EXACT = dataclasses.replace(
     draw(0),
@@ -147,3 +149,17 @@ def test_a_buffer_has_what_the_newest_snapshot_had_of_it(exact):
     exact.buffer_restarted(frozenset({1, 2}))
     with pytest.raises(BrokenRuleError, match=r"the groups \[2\] of the newest snapshot are lost"):
         exact.buffer_restarted(frozenset({1}))
+
+
+def test_groups_go_on_with_the_tokens_of_their_attempt_and_the_bound_of_these(latest):
+    lease = Lease(1, 0, 0, Prompt(0, "", ""))
+    latest.begins(lease, 3, 77, is_new=True)
+    latest.begins(lease._replace(lease_id=2), 3, 77, is_new=False)
+    with pytest.raises(BrokenRuleError, match="attempt 1 of ordinal 0 was begun with set"):
+        latest.begins(lease._replace(attempt=1), 3, 77, is_new=False)
+    with pytest.raises(BrokenRuleError, match="goes on with 78 of version 3"):
+        latest.begins(lease, 3, 78, is_new=False)
+    live = LiveLease(2, 0, 0, 1, version=3, buffered=False, deadline_secs=0.0)
+    latest.gives(live, 3)
+    with pytest.raises(BrokenRuleError, match="of version 3 goes on with tokens of version 2"):
+        latest.gives(live, 2)
