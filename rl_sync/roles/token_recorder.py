@@ -35,7 +35,7 @@ class TokenRecorder:
         self._life = secrets.token_hex(6)
         self._before = Stats()
         self._to: collections.Counter[str] = collections.Counter()
-        self._grouped = 0
+        self._grouped = self._given = 0
         self._due_secs = 0.0
         self._write(Stats(), {"devices": _devices(layout), "in_flight": 0})
 
@@ -43,6 +43,10 @@ class TokenRecorder:
         """Counts the tokens of an engine that has only compiled its programs."""
         self._to[token_lives.COMPILATION] = stats.decode_tokens - stats.surplus_tokens
         self._write(stats, {"in_flight": 0})
+
+    def begin(self, given: int) -> None:
+        """Notes tokens that completions come with, which another process has generated."""
+        self._given += given
 
     def look(self, stats: Stats) -> None:
         """Records the engine's counts so far in the middle of its work, once a second at most."""
@@ -109,6 +113,7 @@ class TokenRecorder:
                 "prompt_reused": total.reused_tokens,
                 "to": to,
                 "grouped": self._grouped,
+                "given": self._given,
                 **fields,
             }
         )

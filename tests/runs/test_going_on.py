@@ -15,6 +15,7 @@ from rl_sync.records.spans import SpanKind
 from rl_sync.workdir import Workdir
 from tests.runs.conftest import (
     RunRecord,
+    assert_every_token_is_accounted_for,
     assert_nothing_is_lost_or_doubled,
     assert_within_the_staleness_bound,
     flags,
@@ -62,6 +63,7 @@ def test_an_exact_run_has_the_same_tokens_and_draws_none_again_that_were_told(me
     whole = memory_runs(*EXACT[name], *KEEPING)
     assert_nothing_is_lost_or_doubled(run)
     assert_within_the_staleness_bound(run)
+    assert_every_token_is_accounted_for(run)
     assert drawn(run) == drawn(whole)
     tokens = {step: tokens for step, (tokens, _) in rollouts(whole).items()}
     if run.settings.explorers == 1:
@@ -75,6 +77,7 @@ def test_with_latest_pulls_they_go_on_within_the_bound(memory_runs, name):
     run = memory_runs(*LATEST[name], *KEEPING, deaths=DEATHS)
     assert_nothing_is_lost_or_doubled(run)
     assert_within_the_staleness_bound(run)
+    assert_every_token_is_accounted_for(run)
     assert sum(given for _, given in rollouts(run).values()) > 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rl_sync.messages.events import (
@@ -144,9 +144,16 @@ def account(
             dropped[_word(fate.reason)] += sum(tokens)
         elif fate.state == GENERATING:
             totals[IN_FLIGHT] += sum(tokens)
+    # Tokens with which a process went on are in its groups. What is left of them has another
+    # process generated after its last record.
+    given = sum(one.given for one in lives)
+    for place in (LOST, CUT, IN_FLIGHT, LEASE_EXPIRED):
+        moved = min(given, dropped[place])
+        dropped[place] -= moved
+        given -= moved
     totals[IN_FLIGHT] += dropped.pop(IN_FLIGHT, 0)
     return TokenAccount(
-        generated=sum(one.generated for one in lives),
+        generated=sum(one.generated for one in lives) + given,
         trained=totals[TRAINED],
         uses=totals["uses"],
         buffered=totals[BUFFERED],
@@ -157,7 +164,7 @@ def account(
     )
 
 
-def _of_lives(lives: Iterable[TokenLife], is_over: bool) -> collections.Counter[str]:
+def _of_lives(lives: Sequence[TokenLife], is_over: bool) -> collections.Counter[str]:
     """Counts the tokens that are in no whole group."""
     found: collections.Counter[str] = collections.Counter()
     last = {one.role: one for one in lives}

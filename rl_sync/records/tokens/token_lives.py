@@ -19,7 +19,7 @@ RESTARTED = "environment failed"
 class TokenLife(NamedTuple):
     """Counts of tokens of a role's process, from its start to its last record.
 
-    Without loss, `generated` is the sum of `to`, `grouped` and `in_flight`.
+    Without loss, the sum of `to`, `grouped` and `in_flight` is that of `generated` and `given`.
 
     Attributes:
       role: name of the role.
@@ -30,6 +30,7 @@ class TokenLife(NamedTuple):
       to: number of tokens by their place, of those in no group.
       grouped: number of tokens in whole groups.
       in_flight: number of tokens of completions and groups that are not whole.
+      given: number of tokens of completions that went on from those of another process.
       devices: names of its devices; processes that share one have the same name for it.
       is_over: whether the process has ended in order.
     """
@@ -43,6 +44,7 @@ class TokenLife(NamedTuple):
     to: Mapping[str, int] = {}
     grouped: int = 0
     in_flight: int = 0
+    given: int = 0
     devices: tuple[str, ...] = ()
     is_over: bool = False
 
@@ -92,7 +94,8 @@ class TokenLives:
     def _add(self, role: str, record: JsonObject) -> None:
         key, to, secs = (role, record["life"]), record["to"], record["time"]
         before = self._lives.get(key, TokenLife(role, secs, secs))
-        accounted = sum(to.values()) + record["grouped"]
+        given = record.get("given", 0)
+        elsewhere = sum(to.values()) + record["grouped"] - given
         self._lives[key] = before._replace(
             last_secs=secs,
             generated=record["generated"],
@@ -101,7 +104,8 @@ class TokenLives:
             to=to,
             grouped=record["grouped"],
             # In the middle of its work a role knows only its engine's counter.
-            in_flight=record.get("in_flight", record["generated"] - accounted),
+            in_flight=record.get("in_flight", record["generated"] - elsewhere),
+            given=given,
             devices=tuple(record.get("devices", before.devices)),
             is_over=record.get("is_over", False),
         )

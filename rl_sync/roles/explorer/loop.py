@@ -247,6 +247,8 @@ class ExplorerLoop:
         self._attributes["leases"] += [lease.lease_id for lease in leases]
         if given := sum(len(one.tokens) for lease in leases for _, one in lease.begun):
             self._attributes["given"] = given + self._attributes.get("given", 0)
+            if self.tokens is not None:
+                self.tokens.begin(given)
         newer: Newer | None = self._newer if command.in_chunks else None
         if (tokens := self.tokens) is not None and not self.explorer.streams:
             newer = self._looking(tokens, newer)

@@ -19,6 +19,20 @@ def life(role="explorer1", **fields):
     return TokenLife(role, 0.0, 9.0, **fields)
 
 
+def test_tokens_that_went_on_elsewhere_are_in_the_groups_that_they_went_on_in():
+    """An explorer died with 70 tokens in flight, of which another one went on with 50."""
+    dead = life(generated=70, in_flight=70)
+    other = life("explorer2", generated=40, given=50, grouped=90)
+    groups, fates = {1: GroupTokens(90, 0)}, {1: Fate(TRAINED)}
+    found = account([dead, other], groups, fates, {1: [90]}, is_over=True)
+    assert found.places == {"trained": 90, "lost with a process": 20}
+    assert found.generated == 110
+    unaware = dead._replace(generated=30, in_flight=30)  # Its last record is older.
+    found = account([unaware, other], groups, fates, {1: [90]}, is_over=True)
+    assert found.places == {"trained": 90}
+    assert found.generated == 90
+
+
 def test_a_run_with_every_kind_of_token_is_described_in_one_line():
     """Of 1,000 tokens 200 are trained on, one group of them twice, and 40 could not be scored."""
     groups = {
