@@ -66,6 +66,7 @@ from rl_sync.records.summary import of_kind
 from rl_sync.replay.client import ReplayClient
 from rl_sync.roles.assembly import wiring
 from rl_sync.roles.evaluation.evaluator import EvaluationSet
+from rl_sync.roles.evaluation.pinned_evaluations import PinnedEvaluations
 from rl_sync.roles.explorer.actor import Explorer
 from rl_sync.roles.explorer.group_delivery import GroupDelivery
 from rl_sync.roles.explorer.loop import ExplorerLoop
@@ -377,7 +378,9 @@ class Bench:
                 table="groups",
                 beside=streaming or judging_secs > 0,
             ),
-            examination=cast(EvaluationSet, None),
+            evaluations=PinnedEvaluations(
+                cast(EvaluationSet, None), lambda: engine, time.monotonic
+            ),
         ).run()
         began, began_cpu, before, first = site.marks[FILLING_STEPS]
         ended, ended_cpu, after, last = site.marks[steps]

@@ -142,6 +142,7 @@ class LeaseRequested(NamedTuple):
       request: number that distinguishes this request from all others of the explorer. A request
         that comes again gets the same grant, since the first answer was lost. None for a request
         that never comes again.
+      evaluating: number of its evaluations that are not handed in yet.
     """
 
     explorer: int
@@ -150,6 +151,7 @@ class LeaseRequested(NamedTuple):
     room: int | None = None
     version: int | None = None
     request: int | None = None
+    evaluating: int = 0
 
 
 class FailedEpisode(NamedTuple):
@@ -339,16 +341,25 @@ class LeaseGrant(NamedTuple):
 
 
 class GrantEvaluation(NamedTuple):
-    """Answers `LeaseRequested`: complete the held-out problems, then ask again.
+    """Answers `LeaseRequested`: begin to evaluate a version beside the rollouts, and ask again.
 
     Attributes:
-      step, version: minimum version of the weights to evaluate.
-      exactly: false; see `GrantLeases`.
+      version: the only version of the weights that will do.
     """
 
-    step: int
     version: int
-    exactly: bool = False
+
+
+class LeaveOutEvaluation(NamedTuple):
+    """An evaluation is not made.
+
+    Attributes:
+      version: version of the weights that was to be evaluated.
+      why: the reason, as a part of a sentence.
+    """
+
+    version: int
+    why: str
 
 
 class HoldBack(NamedTuple):
@@ -402,4 +413,13 @@ class Record(NamedTuple):
     episode: FailedEpisode | None = None
 
 
-Command = GrantLeases | GrantEvaluation | HoldBack | Finish | Admit | GrantBatch | Record
+Command = (
+    GrantLeases
+    | GrantEvaluation
+    | LeaveOutEvaluation
+    | HoldBack
+    | Finish
+    | Admit
+    | GrantBatch
+    | Record
+)

@@ -48,7 +48,7 @@ class AskLease(Call[LeaseGrant | GrantEvaluation | HoldBack | Finish]):
 
     Attributes:
       explorer: number of the explorer.
-      unfinished, room, version, request: see `LeaseRequested`.
+      unfinished, room, version, request, evaluating: see `LeaseRequested`.
       poll_secs: maximum wait while the explorer is held back.
     """
 
@@ -58,6 +58,7 @@ class AskLease(Call[LeaseGrant | GrantEvaluation | HoldBack | Finish]):
     room: int | None = None
     version: int | None = None
     request: int | None = None
+    evaluating: int = 0
 
 
 @record
@@ -244,6 +245,11 @@ class Report(Call[None]):
     result: RunResult
 
 
+def moment_of(step: int) -> str:
+    """Returns the name of the evaluation after a trainer step, before the last one."""
+    return f"after step {step}"
+
+
 @dataclasses.dataclass(frozen=True)
 class HandInEvaluation(Call[None]):
     """Submits completions of an evaluation, which the master scores and measures.
@@ -254,11 +260,14 @@ class HandInEvaluation(Call[None]):
       moment: name of the evaluation, such as "after step 20".
       step: trainer step of the weights.
       items: all or some of the completions.
+      lost_secs: time in which the rollouts of an explorer stood still for them; None if the trainer
+        has generated them.
     """
 
     moment: str
     step: int
     items: list[CompletionToScore]
+    lost_secs: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

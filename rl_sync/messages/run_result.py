@@ -58,6 +58,7 @@ class RunResult:
       transfer: reason why the run does not use the transfer that the settings ask for.
       sft, rl: metrics of the last step, with its number as `step`.
       evaluations: metrics of evaluations by their moments, such as "after RL".
+      left_out: reasons why evaluations were not made, by their moments.
       best: best snapshot, if one is kept.
       skipped: skipped updates by phase.
       digest: digest of the final parameters.
@@ -69,6 +70,7 @@ class RunResult:
     sft: Mapping[str, float] | None = None
     rl: Mapping[str, float] | None = None
     evaluations: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
     best: Best | None = None
     skipped: Mapping[str, Skipped] = dataclasses.field(default_factory=dict)
     logprob_gap: LogprobGap | None = None
@@ -82,7 +84,7 @@ class RunResult:
         return dataclasses.replace(self, **{**said, **merged})
 
 
-_BY_NAME = ("evaluations", "skipped")
+_BY_NAME = ("evaluations", "left_out", "skipped")
 
 
 @record

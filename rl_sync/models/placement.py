@@ -34,6 +34,13 @@ def init_sharded(config: ModelConfig, key: Array, layout: Layout) -> Params:
     return jax.jit(init_params, static_argnums=0, out_shardings=out)(config, key)
 
 
+def abstract_of(params: Params) -> Params:
+    """Returns the shapes, dtypes and shardings of arrays."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params
+    )
+
+
 def zeros(abstract: Params) -> Params:
     """Makes zeros in the shapes, dtypes and shardings of `abstract`."""
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), abstract)

@@ -140,6 +140,10 @@ def step_estimate(settings: RunSettings, task: Task, platform: Platform) -> Memo
         published = ends.published_bytes(
             version // settings.trainer.processes, settings.schedule, settings.deltas
         )
+        if settings.explorers_evaluate_every and (
+            settings.hands_over or settings.transfer == "server"
+        ):
+            published += version // settings.trainer.processes  # The version to evaluate stays.
     # While a snapshot is saved, no version is in transfer, and no step runs.
     state = sum(held.values()) + sum(offloaded.values())
     saved = round(_SNAPSHOT_SHARE * state) - published // devices
@@ -414,6 +418,11 @@ def explorer_estimate(settings: RunSettings, task: Task, platform: Platform) -> 
         made["KV cache of opponents"] = cache
         # The policy's present version is kept too, since it will be older than the next one.
         offloaded["older versions"] = (count + 1) * weights
+    if settings.explorers_evaluate_every:
+        held["parameters of an evaluation"] = weights
+        made["KV cache of an evaluation"] = _examination_cache_bytes(settings, task, platform)
+        if waiting := settings.evaluation.waiting:
+            offloaded["parameters of evaluations that wait"] = waiting * weights
     if platform != "cpu":
         return MemoryEstimate(held, made, work, offloaded)
     if not settings.launch.colocate:
@@ -538,6 +547,15 @@ def _engine_cache_bytes(settings: RunSettings, task: Task, platform: Platform, r
         if (pages := wiring.cache_pages(settings, task)) is not None:
             return pages.pages * page_bytes(model, layout)
     return _cache_bytes(platform, model, layout, rows, model.max_length)
+
+
+def _examination_cache_bytes(settings: RunSettings, task: Task, platform: Platform) -> int:
+    """Returns the bytes of the cache of an explorer's evaluations on each device."""
+    model, layout = _engine_model(settings, task), settings.explorer_layout
+    with compiling_for(platform):
+        if (size := wiring.examination_cache_bytes(settings, task)) is not None:
+            return size
+    return _cache_bytes(platform, model, layout, settings.evaluation_slots, model.max_length)
 
 
 def _cache_bytes(

@@ -576,6 +576,12 @@ _ACCURACY = (
     Metric("problems_unseen", "The others.", unit="problems"),
     Metric("problems/CATEGORY", "Those of one category.", unit="problems"),
     Metric("unjudged", "Held-out completions that could not be judged.", unit="completions"),
+    Metric(
+        "rollouts_lost_secs",
+        "Time in which an explorer's rollouts stood still for an evaluation beside them.",
+        unit="s",
+        normal="below 5 % of the time between two evaluations",
+    ),
 )
 
 _PROBE = (

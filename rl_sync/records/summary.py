@@ -69,6 +69,7 @@ class RunSummary:
       carried_over: number of unfinished groups that a rollout left to the next one.
       trainer_steps: the number of train steps.
       mean_staleness, max_staleness: over trained groups, in trainer steps; None without groups.
+      evaluating_secs: part of the rollouts in which they stood still for an explorer's evaluation.
       lost: time that the phase lost when roles died.
     """
 
@@ -84,6 +85,7 @@ class RunSummary:
     trainer_steps: int
     mean_staleness: float | None
     max_staleness: int | None
+    evaluating_secs: float = 0.0
     lost: LostTime = dataclasses.field(default_factory=LostTime)
 
     @property
@@ -270,6 +272,11 @@ def summarize(spans: Iterable[Span], restarts: Iterable[Restart] = ()) -> RunSum
         trainer_steps=len(trains),
         mean_staleness=sum(ages) / len(ages) if ages else None,
         max_staleness=max(ages) if ages else None,
+        evaluating_secs=sum(
+            span.attributes.get("evaluating_secs", 0.0)
+            for span in rollouts
+            if is_explorer(span.role)
+        ),
         lost=lost_time(restarts, spans, start_secs, end_secs),
     )
 
@@ -286,6 +293,12 @@ def describe(summary: RunSummary) -> list[str]:
         lines.append(
             f"staleness: {summary.mean_staleness:.2f} trainer steps on average,"
             f" at most {summary.max_staleness}"
+        )
+    if summary.evaluating_secs:
+        share = summary.evaluating_secs / summary.rollout_secs
+        lines.append(
+            f"evaluations by explorers: rollouts stood still for {summary.evaluating_secs:.1f} s,"
+            f" {share:.1%} of their time"
         )
     lines += summary.lost.describe()
     if summary.carried_over:

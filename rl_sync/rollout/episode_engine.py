@@ -255,9 +255,12 @@ class EpisodeEngine:
         self._agree("begin episodes", lambda: self._director.begin(begun))
         return list(range(first, self._tickets))
 
-    def step(self) -> list[Played]:
+    def step(self, poll_secs: float = _POLL_SECS) -> list[Played]:
         """Processes the environments' answers, takes a step of the engine, returns finished
         episodes.
+
+        Args:
+          poll_secs: maximum wait for an answer while no reply is in flight.
 
         Raises:
           NonFiniteLogitsError: see `Engine.step`.
@@ -265,7 +268,7 @@ class EpisodeEngine:
         """
         if not self._playing:
             return []
-        wait = 0.0 if any(one.unfinished for one in self._engines) else _POLL_SECS
+        wait = 0.0 if any(one.unfinished for one in self._engines) else poll_secs
         asks = self._side_by_side or len(self._playing) > len(self._replying)
         answers = (
             self._agree("answers", lambda: self._director.answers(wait, self._repeats))

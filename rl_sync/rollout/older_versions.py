@@ -7,7 +7,7 @@ import collections
 import jax
 import numpy as np
 
-from rl_sync.models.placement import in_host_memory, move, shardings
+from rl_sync.models.placement import abstract_of, in_host_memory, move, shardings
 from rl_sync.rollout.engine import Engine
 from rl_sync.types import Params
 
@@ -43,9 +43,7 @@ class OlderVersions:
             if self._newest[0] == version:
                 return
             self._kept.append(self._newest)
-        abstract = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params
-        )
+        abstract = abstract_of(params)
         self._newest = version, move(params, in_host_memory(abstract))
         if not self._kept:
             self.engine.load(params, version)

@@ -42,10 +42,24 @@ class EvaluationSettings:
     by: str | None = setting(
         None,
         "Role that generates the completions of evaluations between steps. `trainer` does it"
-        " between two steps; `explorers` do it between two leases with the newest weights, and the"
-        " trainer goes on.",
+        " between two steps; an explorer does it beside its rollouts, while the trainer goes on.",
         choices=(TRAINER, EXPLORERS),
         implied="explorers if pulls are latest and checkpoint.best is not set, else the trainer",
+    )
+    slots: int | None = setting(
+        None,
+        "Maximum number of sequences that an explorer decodes at once for an evaluation, beside"
+        " those of its rollouts.",
+        least=1,
+        implied="the largest power of 2 up to a quarter of the explorer's slots, but at least 8, or"
+        " all of them",
+    )
+    waiting: int = setting(
+        1,
+        "Maximum number of evaluations that wait in an explorer for the end of an earlier one, each"
+        " with its weights in host memory. If explorers have no room, an evaluation is left out"
+        " once the next one is due.",
+        least=0,
     )
 
     def __post_init__(self) -> None:

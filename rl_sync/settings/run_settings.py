@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from rl_sync.models.sharding import Layout
 
 
+_LEAST_EVALUATION_SLOTS = 8
+
+
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
     """Settings of a whole run. Sections validate themselves; `read_settings` validates them all."""
@@ -340,6 +343,19 @@ class RunSettings:
         if self.evaluation.by is not None:
             return self.evaluation.by == EXPLORERS
         return self.schedule.pull == "latest" and not self.checkpoint.best and self.explorers > 0
+
+    @property
+    def explorers_evaluate_every(self) -> int:
+        """Trainer steps between two evaluations by explorers; 0 for none."""
+        return self.evaluation.every_steps if self.evaluates_on_explorers else 0
+
+    @property
+    def evaluation_slots(self) -> int:
+        """Maximum number of sequences that an explorer decodes at once for an evaluation."""
+        if self.evaluation.slots is not None:
+            return self.evaluation.slots
+        quarter = 1 << max(0, (self.slots // 4).bit_length() - 1)
+        return min(self.slots, max(_LEAST_EVALUATION_SLOTS, quarter))
 
     @property
     def alarm_limits(self) -> AlarmLimits:

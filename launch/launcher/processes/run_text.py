@@ -97,6 +97,7 @@ def _accuracy(result: RunResult, algorithm: Algorithm) -> list[str]:
             f" {'pairs' if pairs else 'problems'}"
             f"{accuracy.describe_interval(values)}{accuracy.describe_parts(values)}"
         )
+    lines += [f"No evaluation {moment}: {why}." for moment, why in result.left_out.items()]
     if (best := result.best) is not None:
         lines.append(f"Best snapshot: of step {best.step}, {best.metric} {best.value:.1%}")
     if (values := result.rl) is not None:

@@ -36,7 +36,11 @@ from rl_sync.role_names import TRAINER, explorer_name
 from rl_sync.roles.assembly import wiring
 from rl_sync.roles.assembly.checkpoint_frame import frame_of
 from rl_sync.roles.assembly.compile_ahead import Ahead, ahead_of
-from rl_sync.roles.assembly.engines import evaluation_engine, rollout_engine
+from rl_sync.roles.assembly.engines import (
+    evaluation_engine,
+    examination_engine,
+    rollout_engine,
+)
 from rl_sync.roles.assembly.parameters import Parameters
 from rl_sync.roles.assembly.program_list import (
     SFT,
@@ -48,6 +52,7 @@ from rl_sync.roles.assembly.program_list import (
 from rl_sync.roles.assembly.replay_tables import TABLE, check_replay
 from rl_sync.roles.evaluation.evaluator import Evaluator, Measure
 from rl_sync.roles.evaluation.pair_evaluation import PairEvaluator
+from rl_sync.roles.evaluation.pinned_evaluations import PinnedEvaluations
 from rl_sync.roles.explorer.actor import Explorer
 from rl_sync.roles.explorer.episode_wiring import playing
 from rl_sync.roles.explorer.group_delivery import GroupDelivery
@@ -384,8 +389,18 @@ def run_explorer(
             began_secs=end.began_secs,
             at_hand=end.at_hand,
             sync_kind=site.kind,
-            examination=wiring.examination(settings, task),
             tokens=_token_recorder(session, layout),
+            evaluations=PinnedEvaluations(
+                wiring.examination(settings, task),
+                lambda: playing(
+                    settings,
+                    task,
+                    examination_engine(settings, task, layout, ahead.settle),
+                    session.agree,
+                    process=explorer_name(number),
+                ),
+                session.spans.now,
+            ),
             delivery=GroupDelivery(
                 session=session,
                 task=task,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import cast
 
@@ -31,26 +32,47 @@ def rollout_engine(
     Args:
       before_first: see `EngineOptions`.
     """
-    return Engine(
-        lora.merged_config(wiring.explorer_model(settings, task)),
-        layout,
-        EngineOptions(
-            slots=settings.slots,
-            chunk_tokens=settings.rollout.chunk_tokens,
-            cache=cast(CachePolicy, settings.rollout.cache),
-            cache_bytes=settings.rollout.cache_bytes,
-            # With exact pulls a run that was resumed must come to the same bits.
-            reuses_prefixes=settings.schedule.pull == "latest",
-            kv_offload_bytes=settings.environment.kv_offload_bytes,
-            decode=task.tokenizer.decode,
-            changes=rollout_changes(settings, task),
-            records_routes=settings.rollout.routing_replay,
-            sampler=wiring.token_records(settings, task).sampler,
-            frozen_vision=not settings.model.trains_tower,
-            image_cache_bytes=settings.rollout.image_cache_bytes,
-            before_first=before_first,
-        ),
+    model, options = _of_rollouts(settings, task, before_first)
+    return Engine(model, layout, options)
+
+
+def _of_rollouts(
+    settings: RunSettings, task: Task, before_first: BeforeFirst
+) -> tuple[ModelConfig, EngineOptions]:
+    """Returns the model config and the options of an explorer's engine."""
+    return lora.merged_config(wiring.explorer_model(settings, task)), EngineOptions(
+        slots=settings.slots,
+        chunk_tokens=settings.rollout.chunk_tokens,
+        cache=cast(CachePolicy, settings.rollout.cache),
+        cache_bytes=settings.rollout.cache_bytes,
+        # With exact pulls a run that was resumed must come to the same bits.
+        reuses_prefixes=settings.schedule.pull == "latest",
+        kv_offload_bytes=settings.environment.kv_offload_bytes,
+        decode=task.tokenizer.decode,
+        changes=rollout_changes(settings, task),
+        records_routes=settings.rollout.routing_replay,
+        sampler=wiring.token_records(settings, task).sampler,
+        frozen_vision=not settings.model.trains_tower,
+        image_cache_bytes=settings.rollout.image_cache_bytes,
+        before_first=before_first,
     )
+
+
+def examination_engine(
+    settings: RunSettings, task: Task, layout: Layout, before_first: BeforeFirst = _at_once
+) -> Engine:
+    """Makes the engine with which an explorer evaluates beside its rollouts.
+
+    Args:
+      before_first: see `EngineOptions`.
+    """
+    model, options = _of_rollouts(settings, task, before_first)
+    beside = dataclasses.replace(
+        options,
+        slots=settings.evaluation_slots,
+        cache_bytes=wiring.examination_cache_bytes(settings, task),
+    )
+    return Engine(model, layout, beside)
 
 
 def rollout_changes(settings: RunSettings, task: Task) -> LogitsProcessors:

@@ -17,6 +17,7 @@ from rl_sync.learning.drawing_versions import KeptVersions
 from rl_sync.learning.rows.batching import Batching, ExpectedImages, default_row_tokens
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.flash import AttentionCall, require_fit
+from rl_sync.models.paging.paged_cache import page_bytes
 from rl_sync.models.platform import compiling_for
 from rl_sync.records.spans import SpanRecorder
 from rl_sync.rewards.reward_catalog import is_quick
@@ -93,6 +94,8 @@ def load_task(settings: RunSettings) -> Task:
     trainer_model(settings, task)
     with compiling_for("cpu"):  # No devices yet: a launcher must not take them.
         cache_pages(settings, task)
+        if settings.explorers_evaluate_every:
+            examination_cache_bytes(settings, task)
     sampling(settings, task)
     _require_parts(settings, task)
     _require_demonstrations(settings, task)
@@ -416,6 +419,26 @@ def cache_pages(settings: RunSettings, task: Task) -> PageTable | None:
         raise ConfigError(f"rollout.{error}") from error
 
 
+def examination_cache_bytes(settings: RunSettings, task: Task) -> int | None:
+    """Returns the bytes of pages for an explorer's evaluations; None if each slot has a cache.
+
+    They are in proportion to the slots, but hold the longest sequence.
+
+    Raises:
+      ConfigError: see `cache_pages`.
+    """
+    if (pages := cache_pages(settings, task)) is None:
+        return None
+    layout, slots = settings.explorer_layout, settings.evaluation_slots
+    require(
+        slots % layout.batch_shards == 0,
+        f"evaluation.slots={slots} cannot be cut evenly into the {layout.batch_shards} parts of a"
+        " cache in pages: use a multiple, or leave out rollout.cache_bytes.",
+    )
+    share = -(-pages.pages * slots // settings.slots)
+    return max(share, pages.width) * page_bytes(explorer_model(settings, task), layout)
+
+
 def _computed(
     settings: RunSettings, task: Task, dtype: str, packed: bool, shared: bool
 ) -> ModelConfig:
@@ -626,9 +649,8 @@ def master_settings(settings: RunSettings, pool: PromptPool) -> MasterSettings:
         screening=settings.algorithm.screening,
         max_leases=settings.environment.max_leases,
         times_sampled=settings.replay.times_sampled,
-        evaluate_every_steps=(
-            settings.evaluation.every_steps if settings.evaluates_on_explorers else 0
-        ),
+        evaluate_every_steps=settings.explorers_evaluate_every,
+        evaluations_waiting=settings.evaluation.waiting,
         curriculum=settings.curriculum,
         pool=pool,
         seed=settings.seed,

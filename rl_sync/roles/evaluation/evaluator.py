@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -29,6 +30,9 @@ from rl_sync.scoring.score_requests import await_call, begun_of, judged
 from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizers.tokenizer import BEFORE_TOKENS
 from rl_sync.types import NO_LEASE, Params, Prompt
+
+NewEngine = Callable[[], Engine | EpisodeEngine]
+"""A function that makes an engine."""
 
 _SEED = 0x65766C
 """Word in the seeds of evaluations, so that these seeds differ from the seeds of rollouts."""
@@ -162,13 +166,13 @@ class Evaluator(NamedTuple):
     session: Session
     examination: EvaluationSet
     greedy: Sampling
-    engine: Callable[[], Engine | EpisodeEngine]
+    engine: NewEngine
     tokens: TokenRecorder | None = None
 
     def hand_in(self, params: Params, moment: str, step: int) -> None:
         """Generates the completions of an evaluation, which the master then scores."""
         with self.session.spans.span(SpanKind.EVALUATION, step=step):
-            items = self._completed(params, self.examination)
+            items = self._completed(params, self.examination, step)
             self.session.call(HandInEvaluation(moment, step, Records(items)))
 
     def accuracy(self, params: Params, problems: int) -> dict[str, float]:
@@ -199,7 +203,9 @@ class Evaluator(NamedTuple):
             said.update(values)
         return values
 
-    def _completed(self, params: Params, examination: EvaluationSet) -> list[CompletionToScore]:
+    def _completed(
+        self, params: Params, examination: EvaluationSet, version: int = 0
+    ) -> list[CompletionToScore]:
         # A new engine each time: an engine would keep its cache in memory, and also weights, which
         # train steps donate.
         engine = self.engine()
@@ -209,7 +215,7 @@ class Evaluator(NamedTuple):
             return (count - engine.unfinished if engine.stats.decode_tokens else 0), count
 
         with self.session.showing(progress):
-            found = completed(engine, params, examination)
+            found = completed(engine, params, examination, version)
         if self.tokens is not None:
             self.tokens.engine_ended(engine.stats)
             tokens = sum(one.sampled_tokens for of in found for one in of)
@@ -218,23 +224,52 @@ class Evaluator(NamedTuple):
 
 
 def completed(
-    engine: Engine | EpisodeEngine, params: Params, examination: EvaluationSet
+    engine: Engine | EpisodeEngine,
+    params: Params,
+    examination: EvaluationSet,
+    version: int = 0,
 ) -> Sequence[Sequence[FinishedCompletion | Played]]:
     """Completes the problems of an evaluation; returns the completions of each problem.
 
     At the end it closes the environments of an episode engine.
 
+    Args:
+      version: version of the weights.
+
     Raises:
       RunEndedError: the weights are broken.
     """
-    engine.load(params, version=0)
+    engine.load(params, version)
     try:
-        return engine.generate(cast(Any, examination.requests))  # The engine fits the requests.
+        # The engine fits the requests.
+        generated = engine.generate(cast(Any, examination.requests))
     except NonFiniteLogitsError as error:
         raise RunEndedError(f"The policy cannot be evaluated. {error}") from error
     finally:
         if isinstance(engine, EpisodeEngine):
             engine.close()
+    require_version(generated, version)
+    return generated
+
+
+def require_version(
+    generated: Sequence[Sequence[FinishedCompletion | Played]], version: int
+) -> None:
+    """Asserts that one version of the weights has sampled every token of an evaluation.
+
+    Args:
+      generated: completions of each problem.
+      version: the version that was asked for.
+    """
+    for one in itertools.chain.from_iterable(generated):
+        if isinstance(one, Played):
+            versions = [segment.policy_versions for segment in one.trajectory.segments]
+        else:
+            versions = [one.versions]
+        found = {int(of) for some in versions for of in some if of >= 0}
+        assert found <= {version}, (
+            f"An evaluation of version {version} has tokens of versions {sorted(found)}."
+        )
 
 
 def await_evaluations(session: Session) -> None:

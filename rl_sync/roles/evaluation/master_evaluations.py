@@ -64,6 +64,7 @@ class Evaluations:
         self._sheets: dict[str, EvaluationResults] = {}
         self._pending: dict[str, int] = {}
         self._handed: list[HandInEvaluation] = []
+        self._lost_secs: dict[str, float] = {}
         self._measured: set[str] = set()
         self.judged, self._is_over = 0, False
         # One thread, so that results come in the order of the evaluations.
@@ -107,6 +108,8 @@ class Evaluations:
             made = EvaluationResults(self._examination, self._category)
             sheet = self._sheets.setdefault(call.moment, made)
             items = sheet.new(call.items)
+            if call.lost_secs is not None:
+                self._lost_secs[call.moment] = call.lost_secs
             if items:
                 self._pending[call.moment] = call.step
                 self._handed.append(call)
@@ -143,6 +146,8 @@ class Evaluations:
             if not sheet.is_complete:
                 return
         values = sheet.measure()
+        if (lost_secs := self._lost_secs.get(moment)) is not None:
+            values["rollouts_lost_secs"] = round(lost_secs, 3)
         self._publish(EvaluationResult(moment, step, values, self._compared(step, values)))
         with self._changed:
             sheet.forget()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,7 +112,11 @@ class Explorer:
     sends_features: bool = False
 
     def rollout(
-        self, state: ExplorerState, leases: list[Lease], newer: Newer | None = None
+        self,
+        state: ExplorerState,
+        leases: list[Lease],
+        newer: Newer | None = None,
+        beside: Callable[[], None] = lambda: None,
     ) -> tuple[ExplorerState, list[Group]]:
         """Continues unfinished groups, and begins a group for each lease.
 
@@ -121,6 +125,7 @@ class Explorer:
         Args:
           newer: called after each chunk with the current state, to ask for newer weights;
             completions in flight then continue with the newer weights.
+          beside: called after each chunk, for other work of the explorer's devices.
 
         Returns:
           The final state, with the weights last in use and the unfinished groups; and the whole
@@ -131,8 +136,9 @@ class Explorer:
           DifferentTaskError: the explorer's task differs from the task of the leases.
         """
 
-        def swap(finished: Sequence[Finished]) -> None:
+        def between(finished: Sequence[Finished]) -> None:
             nonlocal state
+            beside()
             if newer is None:
                 return
             now = state._replace(unfinished=tuple(_with_more(begun, finished)))
@@ -152,7 +158,8 @@ class Explorer:
         begun = (*state.unfinished, *self._begin(leases, self.sampling))
         # The engine checks the budget after each chunk.
         budget = 1 if self.in_parts else self.budget_tokens or None
-        finished = self.engine.advance(budget, swap)
+        finished = self.engine.advance(budget, between)
+        beside()
         groups = _with_more(begun, finished)
         whole = [self._group(group) for group in groups if self._is_whole(group)]
         unfinished = tuple(group for group in groups if not self._is_whole(group))
@@ -172,27 +179,6 @@ class Explorer:
         """Returns the number of tokens sampled so far for groups that are not whole."""
         whole = [one for group in state.unfinished for one in group.completions]
         return sum(one.sampled_tokens for one in whole) + self.engine.tokens_in_flight
-
-    def complete(
-        self, state: ExplorerState, requests: Sequence[Any]
-    ) -> tuple[ExplorerState, list[list[Any]]]:
-        """Completes other requests with the state's weights, together with the unfinished groups.
-
-        Returns:
-          The state, whose groups now have all their completions and are returned by the next
-          rollout; and the completions of each request.
-        """
-        if self.engine.version != state.version:
-            self.engine.load(state.params, state.version)
-        tickets = self.engine.submit(requests)
-        finished: list[Finished] = [*self.engine.advance()]
-        finished.sort(key=lambda one: one.index)
-        unfinished = tuple(_with_more(state.unfinished, finished))
-        by_ticket: dict[int, list[Finished]] = {ticket: [] for ticket in tickets}
-        for completion in finished:
-            if completion.ticket in by_ticket:
-                by_ticket[completion.ticket].append(completion)
-        return state._replace(unfinished=unfinished), list(by_ticket.values())
 
     def compile(self, params: Params) -> None:
         """Compiles the first programs of a full rollout: runs one and drops its completions."""

@@ -11,8 +11,6 @@ from rl_sync.messages.events import Finish, GrantEvaluation, HoldBack, LeaseGran
 from rl_sync.types import Lease
 
 Answer = LeaseGrant | GrantEvaluation | HoldBack | Finish
-Grant = LeaseGrant | GrantEvaluation
-
 
 # Commands.
 
@@ -76,13 +74,15 @@ class Ask:
     """Asks the master for work; ends with `WorkAnswered`.
 
     Attributes:
-      unfinished, room, version, poll_secs: see `rl_sync.messages.master_calls.AskLease`.
+      unfinished, room, version, poll_secs, evaluating: see
+        `rl_sync.messages.master_calls.AskLease`.
     """
 
     unfinished: int = 0
     room: int | None = None
     version: int | None = None
     poll_secs: float = 0.0
+    evaluating: int = 0
 
 
 FIRST_REQUEST = Ask()
@@ -171,8 +171,24 @@ class Deliver:
 
 
 @dataclasses.dataclass(frozen=True)
+class BeginEvaluation:
+    """Begins an evaluation beside the rollouts, or lets it wait for an earlier one.
+
+    It ends with `EvaluationBegun`, also if the version is gone, which the master then records.
+
+    Attributes:
+      version: the only version that will do.
+    """
+
+    version: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Evaluate:
-    """Completes the held-out problems, and hands them in; ends with `RolledOut`."""
+    """Goes on with an evaluation for a chunk, while nothing can be rolled out.
+
+    It ends with the number of evaluations that are not handed in yet, an integer.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,6 +224,7 @@ ExplorerCommand = (
     | RollOut
     | EndRollout
     | Deliver
+    | BeginEvaluation
     | Evaluate
     | AwaitMeasured
     | GoOn
@@ -257,17 +274,32 @@ class NotPulled:
 
 @dataclasses.dataclass(frozen=True)
 class RolledOut:
-    """A part of a rollout, or an evaluation, has ended.
+    """A part of a rollout has ended.
 
     Attributes:
       whole: number of groups that it has finished.
       unfinished: number of groups that are in flight.
       room: number of groups that can begin in addition; None if the explorer does not stream.
+      evaluating: number of evaluations that are not handed in yet.
     """
 
     whole: int
     unfinished: int
     room: int | None = None
+    evaluating: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationBegun:
+    """An evaluation has begun, or waits, or its version is gone.
+
+    Attributes:
+      evaluating: number of evaluations that are not handed in yet.
+      version: version of the weights that rollouts now use; None if there are none yet.
+    """
+
+    evaluating: int
+    version: int | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,5 +307,7 @@ class ChunkEnded:
     """A chunk of a rollout has ended, and newer weights could be used from here on."""
 
 
-ExplorerEvent = Looked | WorkAnswered | NotPulled | RolledOut | ChunkEnded | int | None
-"""Ends of commands; an integer is a version."""
+ExplorerEvent = (
+    Looked | WorkAnswered | NotPulled | RolledOut | EvaluationBegun | ChunkEnded | int | None
+)
+"""Ends of commands; an integer is a version, or the number of evaluations in progress."""

@@ -17,6 +17,7 @@ from rl_sync.roles.explorer.commands import (
     Ask,
     AwaitMeasured,
     AwaitVersion,
+    BeginEvaluation,
     BeginRollout,
     BeginWait,
     CheckDeadline,
@@ -26,10 +27,10 @@ from rl_sync.roles.explorer.commands import (
     EndRollout,
     EndWait,
     Evaluate,
+    EvaluationBegun,
     ExplorerCommand,
     GiveUp,
     GoOn,
-    Grant,
     LeaveRun,
     Look,
     Looked,
@@ -97,6 +98,7 @@ class ExplorerLife:
     plan: ExplorerPlan
     version: int | None = None
     _unfinished: int = 0
+    _evaluating: int = 0
     _room: int | None = None
     _next_look_secs: float = 0.0
     _next_request_secs: float = 0.0
@@ -104,26 +106,32 @@ class ExplorerLife:
     def commands(self) -> Commands[None]:
         """Works until the master says that there is nothing more to do."""
         answer: Answer | None = None
-        has_evaluated = False
+        has_evaluated = False  # Evaluations are judged after they are handed in.
         while True:
             if answer is None or isinstance(answer, HoldBack):
                 answer = yield from self._work()
             if isinstance(answer, Finish):
+                while self._evaluating:
+                    self._evaluating = yield Evaluate()
                 if has_evaluated:
                     yield AwaitMeasured()
                 yield LeaveRun()
                 return
             assert not isinstance(answer, HoldBack)
+            if isinstance(answer, GrantEvaluation):
+                begun: EvaluationBegun = yield BeginEvaluation(answer.version)
+                self._evaluating, self.version = begun.evaluating, begun.version
+                has_evaluated, answer = True, None
+                continue
             if not suits(answer, self.version):
                 self.version = yield from self._pulled(answer)
-            if isinstance(answer, GrantEvaluation):
-                self._note((yield Evaluate()))
-                has_evaluated, answer = True, None
-            else:
-                answer = yield from self._rollout(answer)
+            answer = yield from self._rollout(answer)
 
     def _work(self) -> Commands[Answer]:
-        """Asks for work, and waits at the master as long as it holds the explorer back."""
+        """Asks for work, and waits at the master as long as it holds the explorer back.
+
+        If evaluations are in progress, it goes on with them instead of waiting there.
+        """
         yield StartDeadline("prompts", "the master, which waits for the trainer")
         request = Ask() if self.version is None else self._request((yield Look()))
         yield CheckDelivery()
@@ -139,12 +147,17 @@ class ExplorerLife:
             held = answer
             yield CheckDeadline()
             yield CheckDelivery()
-            asked = yield dataclasses.replace(request, poll_secs=POLL_SECS)
+            poll_secs = POLL_SECS
+            if self._evaluating:
+                self._evaluating, poll_secs = (yield Evaluate()), 0.0
+            asked = yield dataclasses.replace(
+                request, poll_secs=poll_secs, evaluating=self._evaluating
+            )
         if held is not None:
             yield EndWait()
         return answer
 
-    def _pulled(self, grant: Grant) -> Commands[int]:
+    def _pulled(self, grant: LeaseGrant) -> Commands[int]:
         """Waits for the version of a grant, receives it, and returns the one that arrived."""
         wanted = grant.version
         if not self.plan.is_elastic and self.version is not None and wanted < self.version:
@@ -242,11 +255,12 @@ class ExplorerLife:
 
     def _note(self, event: RolledOut) -> None:
         self._unfinished, self._room = event.unfinished, event.room
+        self._evaluating = event.evaluating
 
     def _request(self, facts: Looked) -> Ask:
         assert self.version is not None
         version = None if facts.at_hand is None else max(facts.at_hand, self.version)
-        return Ask(self._unfinished, self._room, version)
+        return Ask(self._unfinished, self._room, version, evaluating=self._evaluating)
 
     def _sees_newer(self, facts: Looked) -> bool:
         """Says whether there are newer weights, and notes when they were last asked for."""
@@ -256,7 +270,7 @@ class ExplorerLife:
         return self.version is None or facts.newest > self.version
 
 
-def suits(grant: Grant, version: int | None) -> bool:
+def suits(grant: LeaseGrant, version: int | None) -> bool:
     """Says whether a version is the one that a grant asks for, or newer if the grant allows it."""
     if version is None:
         return False

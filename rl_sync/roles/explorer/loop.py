@@ -15,10 +15,12 @@ from rl_sync.cluster.session import Deadline, HandOverError, RunStoppedError, Se
 from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.isolation.codec import Records
 from rl_sync.messages.call import request_number
-from rl_sync.messages.master_calls import AskLease, HandInEvaluation
+from rl_sync.messages.master_calls import AskLease, HandInEvaluation, Report, moment_of
+from rl_sync.messages.run_result import RunResult
 from rl_sync.records.chaos_windows import SYNC
 from rl_sync.records.spans import SpanKind
-from rl_sync.roles.evaluation.evaluator import EvaluationSet, await_evaluations
+from rl_sync.roles.evaluation.evaluator import await_evaluations
+from rl_sync.roles.evaluation.pinned_evaluations import EvaluationsBeside
 from rl_sync.roles.explorer import commands
 from rl_sync.roles.explorer.actor import DifferentTaskError, Explorer, ExplorerState, Newer
 from rl_sync.roles.explorer.group_delivery import GroupDelivery
@@ -30,6 +32,7 @@ from rl_sync.types import Group, Params
 from rl_sync.weights.ends_interface import Puller, WeightsTimeoutError, WeightsTransferError
 
 _RECEIVE_POLL_SECS = 10.0
+_PAST_VERSION_SECS = 2.0
 _log = logging.getLogger(__name__)
 
 
@@ -47,7 +50,7 @@ class ExplorerLoop:
       at_hand: returns the newest version that is here already; None if weights come on demand.
       sync_kind: span kind of a pull.
       delivery: gets groups scored, and inserts them.
-      examination: held-out problems that the explorer completes on request.
+      evaluations: completes held-out problems on request, beside the rollouts.
       tokens: records the generated tokens; None if nothing records them.
     """
 
@@ -60,7 +63,7 @@ class ExplorerLoop:
     at_hand: Callable[[], int | None]
     sync_kind: SpanKind
     delivery: GroupDelivery
-    examination: EvaluationSet
+    evaluations: EvaluationsBeside
     tokens: TokenRecorder | None = None
     _life: ExplorerLife = dataclasses.field(init=False)
     _teller: ProgressTeller = dataclasses.field(init=False)
@@ -86,6 +89,8 @@ class ExplorerLoop:
             self.session.showing(lambda: (self.explorer.engine.stats.programs, None)),
         ):
             self.explorer.compile(self.blank())
+            if self.session.settings.explorers_evaluate_every:
+                self.evaluations.compile(self.blank())
         if self.tokens is not None:
             self.tokens.compiled(self.explorer.engine.stats)
         self.session.settle()
@@ -104,6 +109,7 @@ class ExplorerLoop:
             raise
         finally:
             self._teller.close()
+            self.evaluations.close()
             self.delivery.close()
         if self.tokens is not None:
             self.tokens.end(self.explorer.engine.stats)
@@ -181,8 +187,11 @@ class ExplorerLoop:
                 self._end()
             case commands.Deliver():
                 self.delivery.deliver(self._groups)
+            case commands.BeginEvaluation():
+                return self._begin_evaluation(command.version)
             case commands.Evaluate():
-                return self._evaluate()
+                self._evaluate(delays=False)
+                return self.evaluations.left
             case commands.AwaitMeasured():
                 await_evaluations(self.session)
         return None
@@ -238,6 +247,7 @@ class ExplorerLoop:
 
     def _begin(self, step: int) -> None:
         self._before, self._started = self.explorer.engine.stats, self.session.clock.now()
+        self._lost_before_secs = self.evaluations.lost_secs
         state = self._state
         self._open(SpanKind.ROLLOUT, step=step, version=state.version, leases=[])
         self._attributes["resumed"] = len(state.unfinished)
@@ -253,7 +263,9 @@ class ExplorerLoop:
         if (tokens := self.tokens) is not None and not self.explorer.streams:
             newer = self._looking(tokens, newer)
         try:
-            self._state, self._groups = self.explorer.rollout(self._state, leases, newer)
+            self._state, self._groups = self.explorer.rollout(
+                self._state, leases, newer, self._evaluate
+            )
         except NonFiniteLogitsError as error:
             raise _unusable(self.explorer.engine.version, error) from error
         except DifferentTaskError as error:
@@ -261,7 +273,7 @@ class ExplorerLoop:
         if tokens is not None:
             in_flight, size = self._tokens_in_flight, self.explorer.group_size
             tokens.count(self.explorer.engine.stats, in_flight, self._groups, size)
-        return commands.RolledOut(len(self._groups), *self._in_flight())
+        return commands.RolledOut(len(self._groups), *self._in_flight(), self.evaluations.left)
 
     def _looking(self, tokens: TokenRecorder, newer: Newer | None) -> Newer:
         """Returns a function that records the tokens so far, and asks for newer weights."""
@@ -295,28 +307,59 @@ class ExplorerLoop:
         stats = self.explorer.engine.stats - self._before
         attributes["tokens"] = tokens = stats.decode_tokens
         attributes["engine"] = stats.summary()
+        if lost_secs := self.evaluations.lost_secs - self._lost_before_secs:
+            attributes["evaluating_secs"] = round(lost_secs, 4)
         self._span.close()
         rate = tokens / (self.session.clock.now() - self._started)
         step, version = attributes["step"], self._state.version
         self.session.facts.update(step=step, version=version, tokens_per_sec=rate)
 
-    def _evaluate(self) -> commands.ExplorerEvent:
-        """Completes the held-out problems with the current weights; the master scores them."""
-        version = self._state.version
-        with self.session.spans.span(SpanKind.EVALUATION, step=version, version=version):
+    def _begin_evaluation(self, version: int) -> commands.ExplorerEvent:
+        """Begins an evaluation with exactly these weights, if they are still there."""
+        own = self._life.version
+        if own != version:
+            started = self.session.spans.now()
             try:
-                self._state, completions = self.explorer.complete(
-                    self._state, self.examination.requests
-                )
-            except NonFiniteLogitsError as error:
-                raise _unusable(version, error) from error
-            if self.tokens is not None:
-                tokens = sum(one.sampled_tokens for of in completions for one in of)
-                stats, in_flight = self.explorer.engine.stats, self._tokens_in_flight
-                self.tokens.evaluated(stats, in_flight, tokens)
-            items = self.examination.written(completions)
-            self.session.call(HandInEvaluation(f"after step {version}", version, Records(items)))
-        return commands.RolledOut(0, *self._in_flight())
+                is_past = self.puller.newest() > version
+                secs = _PAST_VERSION_SECS if is_past else _RECEIVE_POLL_SECS
+                _, params = self.puller.pull(exactly=version, timeout_secs=secs)
+            except (WeightsTimeoutError, WeightsTransferError) as error:
+                _log.warning("Version %s cannot be evaluated: %s", version, error)
+                newest = self.puller.newest()
+                why = f"no process has its weights any more; the newest version is {newest}"
+                self.session.call(Report(RunResult(left_out={moment_of(version): why})))
+                return commands.EvaluationBegun(self.evaluations.left, own)
+            self._record_pull(started, version=version)
+            if own is None or version > own:
+                unfinished = () if own is None else self._state.unfinished
+                self._state, own = ExplorerState(version, params, unfinished), version
+                self.session.facts["version"] = version
+        else:
+            params = self._state.params
+        self.evaluations.begin(version, params)
+        return commands.EvaluationBegun(self.evaluations.left, own)
+
+    def _evaluate(self, *, delays: bool = True) -> None:
+        """Goes on with an evaluation for a chunk; hands it in at its end.
+
+        Args:
+          delays: whether rollouts stand still meanwhile.
+        """
+        if (made := self.evaluations.step(delays=delays)) is None:
+            return
+        version, spans = made.version, self.session.spans
+        spans.record(
+            SpanKind.EVALUATION,
+            made.began_secs,
+            spans.now(),
+            step=version,
+            version=version,
+            busy_secs=round(made.busy_secs, 4),
+            lost_secs=round(made.lost_secs, 4),
+            background=True,
+        )
+        items = Records(made.items)
+        self.session.call(HandInEvaluation(moment_of(version), version, items, made.lost_secs))
 
 
 def _unusable(version: int, error: NonFiniteLogitsError) -> RunEndedError:

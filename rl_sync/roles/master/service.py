@@ -28,6 +28,7 @@ from rl_sync.messages import master_calls, scoring_calls, weight_calls
 from rl_sync.messages.call import Call, Handler
 from rl_sync.messages.events import (
     BatchRequested,
+    Command,
     Event,
     ExplorerDied,
     ExplorersSeen,
@@ -42,6 +43,7 @@ from rl_sync.messages.events import (
     HoldBack,
     LeaseGrant,
     LeaseRequested,
+    LeaveOutEvaluation,
     LiveLease,
     Position,
     Record,
@@ -51,7 +53,7 @@ from rl_sync.messages.events import (
     StopRequested,
     Ticked,
 )
-from rl_sync.messages.master_calls import HandInEvaluation
+from rl_sync.messages.master_calls import HandInEvaluation, moment_of
 from rl_sync.messages.run_result import RunResult, Summary
 from rl_sync.messages.run_status import RunStatus
 from rl_sync.records import accuracy, alarms
@@ -317,6 +319,7 @@ class MasterServer:
             self._weights.explorer_died(event.explorer)
         records = [command for command in commands if isinstance(command, Record)]
         self._accounts.forget_scores(records)
+        self._leave_out(commands)
         return records
 
     def _recall_step(self, call: master_calls.Trained) -> list[Record]:
@@ -346,11 +349,18 @@ class MasterServer:
             return tuple(command for command in commands if not isinstance(command, Record))
 
     def _write_ledger(self, commands: tuple[Any, ...]) -> None:
-        """Writes the lines of commands into the ledger."""
+        """Writes the ledger, and records evaluations that are left out."""
+        self._leave_out(commands)
         records = [command for command in commands if isinstance(command, Record)]
         for record in records:
             self._write(functools.partial(self._ledger.write, record))
         self._accounts.forget_scores(records)
+
+    def _leave_out(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            if isinstance(command, LeaveOutEvaluation):
+                left_out = {moment_of(command.version): command.why}
+                self._report(master_calls.Report(RunResult(left_out=left_out)))
 
     def _write(self, write: Callable[[], None]) -> None:
         """Writes to the ledger; if that fails, stops the run, whose ledger would have a gap."""
@@ -375,7 +385,7 @@ class MasterServer:
         """Returns the name of an earlier evaluation, from before the run resumed."""
         if step == 0:
             return f"before {self._settings.algorithm.learning}"
-        return f"after step {step}"
+        return moment_of(step)
 
     def _run_progress(self, call: master_calls.AskProgress) -> master_calls.Progress | None:
         del call
@@ -418,6 +428,7 @@ class MasterServer:
                     room=call.room,
                     version=call.version,
                     request=call.request,
+                    evaluating=call.evaluating,
                 )
                 (answer,) = self._apply(request)
                 left = deadline - time.monotonic()
@@ -573,6 +584,8 @@ class MasterServer:
 
     def _report(self, call: master_calls.Report) -> None:
         self._merge(call.result)
+        for moment, why in call.result.left_out.items():
+            self._board.show(f"no evaluation {moment}: {why}")
 
     def _merge(self, result: RunResult) -> None:
         """Adds to the run's result."""

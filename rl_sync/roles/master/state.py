@@ -47,6 +47,7 @@ class MasterSettings:
         Under exact pulls a batch has the groups of its step, so such a prompt is not leased again.
       times_sampled: number of steps that may train on a group; more than one under latest pulls.
       evaluate_every_steps: trainer steps between two evaluations by explorers; 0 for none.
+      evaluations_waiting: number of evaluations that may wait in an explorer for an earlier one.
       curriculum, pool: choice of prompts, and the prompts to choose from.
       seed: seed of the run.
     """
@@ -62,6 +63,7 @@ class MasterSettings:
     max_leases: int = 1
     times_sampled: int = 1
     evaluate_every_steps: int = 0
+    evaluations_waiting: int = 0
     curriculum: CurriculumSettings = dataclasses.field(default_factory=CurriculumSettings)
     pool: PromptPool = dataclasses.field(default_factory=PromptPool)
     seed: int = 0
@@ -82,11 +84,11 @@ class MasterSettings:
 
 
 class DueEvaluation(NamedTuple):
-    """An evaluation that an explorer has to run.
+    """An evaluation that an explorer has to make.
 
     Attributes:
-      version: minimum version of the evaluated weights.
-      explorer: explorer that runs it; None if there is none yet.
+      version: version of the evaluated weights.
+      explorer: explorer that makes it; None if there is none yet.
     """
 
     version: int
@@ -120,7 +122,7 @@ class MasterState:
       out_of_attempts: number of groups that give no gradient, but were admitted because no further
         prompt is tried in their place.
       failed: number of failed attempts at episodes, for each reason.
-      evaluation: evaluation that an explorer runs, or has to run.
+      evaluations: evaluations that explorers make, or have to make, in the order of versions.
       history: history of prompts that choices may depend on.
       pending: uses that the history does not include yet, by their place: under exact pulls, uses
         in steps that the next choice must not depend on.
@@ -147,7 +149,7 @@ class MasterState:
     dropped: Mapping[str, int] = dataclasses.field(default_factory=dict)
     out_of_attempts: int = 0
     failed: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    evaluation: DueEvaluation | None = None
+    evaluations: tuple[DueEvaluation, ...] = ()
     history: PromptHistory = dataclasses.field(default_factory=PromptHistory)
     pending: Mapping[tuple[int, int], Use] = dataclasses.field(default_factory=dict)
     plans: Mapping[int, tuple[ChosenPrompt, ...]] = dataclasses.field(default_factory=dict)

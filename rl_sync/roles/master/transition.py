@@ -40,6 +40,7 @@ from rl_sync.messages.events import (
     HoldBack,
     LeaseRequested,
     LeasesExpired,
+    LeaveOutEvaluation,
     LiveLease,
     Position,
     Record,
@@ -100,7 +101,7 @@ def transition(state: MasterState, event: Event) -> Outcome:
         case GroupsRefused(lease_ids, reason):
             return drop(state, lease_ids, reason)
         case VersionPublished(version):
-            return _publish(state, version), ()
+            return _publish(state, version)
         case ExplorersSeen(seen_secs):
             return _renew(state, seen_secs), ()
         case ExplorerDied(explorer):
@@ -109,8 +110,7 @@ def transition(state: MasterState, event: Event) -> Outcome:
                 for lease in state.live.values()
                 if not lease.buffered and lease.explorer == explorer
             )
-            if (due := state.evaluation) and due.explorer == explorer:
-                state = dataclasses.replace(state, evaluation=due._replace(explorer=None))
+            state = _given_up(state, explorer)
             if explorer in state.grants:
                 rest = {other: one for other, one in state.grants.items() if other != explorer}
                 state = dataclasses.replace(state, grants=rest)
@@ -155,13 +155,8 @@ def may_free_work(event: Event, commands: Sequence[Command]) -> bool:
 
 
 def _continue(state: MasterState, drops_buffered: bool) -> Outcome:
-    due = state.evaluation
-    state = dataclasses.replace(
-        state,
-        stopping=None,
-        grants={},
-        evaluation=None if due is None else due._replace(explorer=None),
-    )
+    due = tuple(one._replace(explorer=None) for one in state.evaluations)
+    state = dataclasses.replace(state, stopping=None, grants={}, evaluations=due)
     live = state.live.values()
     state, records = drop(state, tuple(i.lease_id for i in live if not i.buffered), EXPLORER_DIED)
     if drops_buffered:
@@ -211,7 +206,10 @@ def end(state: MasterState) -> Outcome:
     held = tuple(
         lease.lease_id for lease in state.live.values() if lease.trained or not lease.buffered
     )
-    return drop(state, held, state.stopping or RUN_ENDED)
+    why = state.stopping or RUN_ENDED
+    state, left_out = _left_out(state, f"{why} before an explorer began it")
+    state, records = drop(state, held, why)
+    return state, (*left_out, *records)
 
 
 def _start(state: MasterState, position: Position) -> Outcome:
@@ -237,21 +235,41 @@ def _start(state: MasterState, position: Position) -> Outcome:
     ), ()
 
 
-def _publish(state: MasterState, version: int) -> MasterState:
+def _publish(state: MasterState, version: int) -> Outcome:
     """Records the newest version, and whether it has to be evaluated.
 
-    A trainer that is started again publishes older versions again, which changes nothing. An
-    evaluation that no explorer has begun yet is replaced by the newer one.
+    A trainer that is started again publishes older versions again, which changes nothing. When a
+    version has to be evaluated, an earlier one that no explorer has begun is left out.
     """
     every, before = state.settings.evaluate_every_steps, state.newest
     if before is not None and version <= before:
-        return state
+        return state, ()
     state = dataclasses.replace(state, newest=version)
     if not every or before is None or version >= state.settings.steps:
-        return state
+        return state, ()
     if version // every == before // every:
-        return state
-    return dataclasses.replace(state, evaluation=DueEvaluation(version))
+        return state, ()
+    why = f"that of version {version} was due before an explorer had room for it"
+    state, left_out = _left_out(state, why)
+    due = (*state.evaluations, DueEvaluation(version))
+    return dataclasses.replace(state, evaluations=due), left_out
+
+
+def _left_out(state: MasterState, why: str) -> tuple[MasterState, tuple[LeaveOutEvaluation, ...]]:
+    """Leaves out the evaluations that no explorer has begun."""
+    begun = tuple(one for one in state.evaluations if one.explorer is not None)
+    late = (one.version for one in state.evaluations if one.explorer is None)
+    left_out = tuple(LeaveOutEvaluation(version, why) for version in late)
+    return dataclasses.replace(state, evaluations=begun), left_out
+
+
+def _given_up(state: MasterState, explorer: int) -> MasterState:
+    """Lets others make the evaluations of an explorer that has died."""
+    due = tuple(
+        one._replace(explorer=None) if one.explorer == explorer else one
+        for one in state.evaluations
+    )
+    return dataclasses.replace(state, evaluations=due)
 
 
 def _lease(state: MasterState, request: LeaseRequested) -> Outcome:
@@ -279,8 +297,10 @@ def _granted_before(
     if last is None or request.request is None or last.request != request.request:
         return None
     if last.leases is None:
-        due = state.evaluation
-        return last.evaluation if due and due.explorer == request.explorer else None
+        asked = last.evaluation
+        assert asked is not None, "a grant has leases or an evaluation"
+        own = DueEvaluation(asked.version, request.explorer)
+        return asked if own in state.evaluations else None
     alive = tuple(lease for lease in last.leases.leases if lease.lease_id in state.live)
     return last.leases._replace(leases=alive) if alive else None
 
@@ -292,13 +312,29 @@ def _new_lease(state: MasterState, request: LeaseRequested) -> Outcome:
         return state, (HoldBack("the first weights"),)
     if state.settings.schedule.pull == "exact":
         return _lease_exact(state, request)
-    if (due := state.evaluation) and due.explorer is None:
-        held = due._replace(explorer=request.explorer)
-        state = dataclasses.replace(state, evaluation=held)
-        return state, (GrantEvaluation(due.version, due.version),)
-    if due and due.explorer == request.explorer:  # A new request means that it has finished.
-        state = dataclasses.replace(state, evaluation=None)
-    return _lease_latest(state, request)
+    state, evaluation = _evaluation(state, request)
+    return _lease_latest(state, request) if evaluation is None else (state, (evaluation,))
+
+
+def _evaluation(
+    state: MasterState, request: LeaseRequested
+) -> tuple[MasterState, GrantEvaluation | None]:
+    """Forgets the evaluations that an explorer has made, and gives it another if it has room.
+
+    An explorer makes its evaluations in the order of its grants.
+    """
+    explorer = request.explorer
+    own = [one for one in state.evaluations if one.explorer == explorer]
+    made = own[: max(0, len(own) - request.evaluating)]
+    due = [one for one in state.evaluations if one not in made]
+    granted = None
+    late = next((at for at, one in enumerate(due) if one.explorer is None), None)
+    if late is not None and request.evaluating <= state.settings.evaluations_waiting:
+        due[late] = due[late]._replace(explorer=explorer)
+        granted = GrantEvaluation(due[late].version)
+    if made or granted is not None:
+        state = dataclasses.replace(state, evaluations=tuple(due))
+    return state, granted
 
 
 def _lease_exact(state: MasterState, request: LeaseRequested) -> Outcome:

@@ -17,7 +17,7 @@ from rl_sync.cluster.session import RunStoppedError, Session
 from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.learning.learning_settings import MIXED
 from rl_sync.learning.rows.batching import Batching
-from rl_sync.messages.master_calls import EnterPhase, Report
+from rl_sync.messages.master_calls import EnterPhase, Report, moment_of
 from rl_sync.messages.run_result import RunResult
 from rl_sync.records.chaos_windows import SYNC
 from rl_sync.replay.replay_interface import ReplayError
@@ -300,4 +300,4 @@ class TrainerLoop:
         if step in (0, settings.trainer.steps):
             when = "after" if step else "before"
             return f"{when} {settings.algorithm.learning}"
-        return f"after step {step}"
+        return moment_of(step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from rl_sync.messages.events import ExplorersSeen, FailedEpisode, GroupsJudged, 
 from rl_sync.messages.weight_calls import AskNewest
 from rl_sync.records.spans import sync_kind
 from rl_sync.replay.replay_interface import ReplayUnavailableError
+from rl_sync.roles.evaluation.pinned_evaluations import MadeEvaluation
 from rl_sync.roles.explorer import commands
 from rl_sync.roles.explorer.actor import ExplorerState, Newer
 from rl_sync.roles.explorer.group_delivery import GroupDelivery
@@ -41,6 +42,7 @@ _TRAINER_SECS = 10.0
 """Time after which a trainer that does not answer counts as gone."""
 
 _PAUSE_SECS = 0.5
+_EVALUATION_GOES_ON = 0.5
 _OF_WHICH_ONE_FAILS = 9
 """Of so many groups the environment of one fails, in runs that screen groups."""
 
@@ -113,7 +115,6 @@ class SimulatedExplorer(VirtualProcess):
         puller: Any = _Puller(self, session)
         replay: Any = _FilledReplay(self)
         task: Any = None
-        examination: Any = types.SimpleNamespace(requests=(), written=list)
         return self.loop(
             session=session,
             number=self.number,
@@ -126,7 +127,7 @@ class SimulatedExplorer(VirtualProcess):
             delivery=_SlowDelivery(
                 session, task, actor, replay, "groups", beside=True, pause_secs=_PAUSE_SECS
             ),
-            examination=examination,
+            evaluations=actor.evaluations,
         )
 
 
@@ -161,6 +162,7 @@ class _GeneratingActor:
         self.process, self.groups = process, run.groups
         self.in_parts = self.streams = run.style == "stream"
         self.engine = types.SimpleNamespace(stats=Stats(), version=-1)
+        self.evaluations = _SlowEvaluations(process)
 
     def compile(self, params: None) -> None:
         """Compiles nothing."""
@@ -169,7 +171,11 @@ class _GeneratingActor:
         return self.groups - len(state.unfinished)
 
     def rollout(
-        self, state: ExplorerState, leases: Sequence[Lease], newer: Newer | None
+        self,
+        state: ExplorerState,
+        leases: Sequence[Lease],
+        newer: Newer | None,
+        beside: Callable[[], None],
     ) -> tuple[ExplorerState, list[Group]]:
         """Generates a part of each group; between its chunks newer weights may be taken."""
         process = self.process
@@ -183,6 +189,7 @@ class _GeneratingActor:
             self.engine.stats += Stats(steps=1)
             flying = [one._replace(tokens=one.tokens + 1) for one in flying]
             now = state._replace(unfinished=tuple(flying))
+            beside()
             if left and newer and (found := newer(now)) is not None:
                 state = state._replace(version=found.version, params=found.params)
                 weights = state.params
@@ -211,20 +218,43 @@ class _GeneratingActor:
         """See `Explorer`."""
         return [{0: one.progress()} if one.tokens else {} for one in groups]
 
-    def complete(
-        self, state: ExplorerState, requests: Sequence[Any]
-    ) -> tuple[ExplorerState, list[Any]]:
-        """Completes all that is in flight, too."""
-        del requests
-        self.process.clock.sleep(self.process.chance.uniform(0.1, 1.0))
-        flying: Any = state.unfinished
-        return state._replace(unfinished=tuple(one._replace(parts=1) for one in flying)), []
-
     def _group(self, one: _InFlight) -> Group:
         lease, number = one.lease, self.process.number
         return group_of(
             SimulatedGroup(lease.lease_id, lease.ordinal, number, one.oldest_version, one.content)
         )
+
+
+class _SlowEvaluations:
+    """Evaluations beside rollouts; see `EvaluationsBeside`."""
+
+    lost_secs = 0.0
+
+    def __init__(self, process: SimulatedExplorer) -> None:
+        self._process = process
+        self._versions: list[int] = []
+
+    @property
+    def left(self) -> int:
+        return len(self._versions)
+
+    def compile(self, params: None) -> None:
+        """Compiles nothing."""
+
+    def begin(self, version: int, params: Any) -> None:
+        self._versions.append(version)
+
+    def step(self, *, delays: bool) -> MadeEvaluation | None:
+        process = self._process
+        if not self._versions:
+            return None
+        process.clock.sleep(process.chance.uniform(0.1, 0.5))
+        if process.chance.random() < _EVALUATION_GOES_ON:
+            return None
+        return MadeEvaluation(self._versions.pop(0), [], process.clock.now(), 0.0, 0.0)
+
+    def close(self) -> None:
+        self._versions.clear()
 
 
 class _SlowDelivery(GroupDelivery):

@@ -408,7 +408,12 @@ class SimulatedMaster(SimulatedProcess):
         if isinstance(message, AwaitGrant | AskWaiting):
             return seen(self.known.meeting, message)
         event = LeaseRequested(
-            message.explorer, self._now, message.unfinished, message.room, message.version
+            message.explorer,
+            self._now,
+            message.unfinished,
+            message.room,
+            message.version,
+            evaluating=message.evaluating,
         )
         answer = self._apply(event, thread, request.number)
         if not isinstance(answer, LeaseGrant):

@@ -90,16 +90,23 @@ def read_work(workdir: str, settings: RunSettings, cores: float | None) -> Measu
     groups = sum(len(span.leases) for span in found.rollouts) or 1
     engine = [span.attributes.get("engine", {}) for span in found.rollouts]
     prefills = [float(one.get("prefill_secs", 0.0)) for one in engine]
+    rollout_secs = [occupation.alone_secs(span, None) for span in found.rollouts]
     work_of_rollouts = [
         MeasuredRollout(
             # Prefills are slowed down as the rest of the rollout.
-            secs=secs * (1 - prefill / span.duration_secs),
+            secs=secs * (1 - prefill / own_secs),
             steps=_steps(span, settings.slots),
             tokens=span.attributes.get("tokens", 0),
         )
-        for span, secs, prefill in zip(found.rollouts, alone(found.rollouts), prefills, strict=True)
+        for span, secs, own_secs, prefill in zip(
+            found.rollouts,
+            alone(found.rollouts),
+            rollout_secs,
+            prefills,
+            strict=True,
+        )
     ]
-    prefill = sum(prefills) * sum(alone(found.rollouts)) / found.rollout_secs / groups
+    prefill = sum(prefills) * sum(alone(found.rollouts)) / sum(rollout_secs) / groups
     evaluations = found.of_kinds(SpanKind.EVALUATION)
     snapshots = [span.duration_secs for span in found.of_kinds(SpanKind.SNAPSHOT)]
     inserts = found.of_kinds(SpanKind.INSERT)
@@ -123,7 +130,10 @@ def read_work(workdir: str, settings: RunSettings, cores: float | None) -> Measu
         judge_completion=_samples(judge_completion),
         insert=_samples(span.duration_secs / max(1, len(span.leases)) for span in inserts),
         transfers=dict.fromkeys(TRANSFERS, times),
-        evaluate=_samples(alone(evaluations)),
+        evaluate=_samples(
+            secs * span.attributes.get("busy_secs", span.duration_secs) / span.duration_secs
+            for span, secs in zip(evaluations, alone(evaluations), strict=True)
+        ),
         snapshot=_samples(snapshots),
         replaced=_replaced(workdir),
         shared=shared,
@@ -181,11 +191,6 @@ class _Phase:
                 " needed. Let the run go on, or use one with more trainer.steps."
             )
         return cls(phase, clean, trained, rollouts)
-
-    @property
-    def rollout_secs(self) -> float:
-        """Total seconds of the rollouts."""
-        return sum(span.duration_secs for span in self.rollouts)
 
     def of_kinds(self, *kinds: SpanKind) -> list[Span]:
         """Returns the clean spans of some kinds."""

@@ -194,7 +194,12 @@ class SimulatedSite:
             self._travel((1 - _OF_ANSWER) * secs)
         while True:
             request = LeaseRequested(
-                call.explorer, self.queue.now_secs, call.unfinished, call.room, call.version
+                call.explorer,
+                self.queue.now_secs,
+                call.unfinished,
+                call.room,
+                call.version,
+                evaluating=call.evaluating,
             )
             answer = self._asked(request)
             if not waits or not isinstance(answer, HoldBack):

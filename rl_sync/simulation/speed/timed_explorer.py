@@ -13,6 +13,7 @@ from rl_sync.messages.events import Admit, GroupsJudged
 from rl_sync.records.spans import SpanKind
 from rl_sync.role_names import explorer_name
 from rl_sync.roles.assembly import wiring
+from rl_sync.roles.evaluation.pinned_evaluations import MadeEvaluation
 from rl_sync.roles.explorer.actor import ExplorerState, Newer
 from rl_sync.roles.explorer.group_delivery import GroupDelivery
 from rl_sync.roles.explorer.loop import ExplorerLoop
@@ -21,6 +22,9 @@ from rl_sync.simulation.speed.simulated_site import SimulatedSite, TimedSession
 from rl_sync.simulation.speed.simulated_slots import SimulatedSlots
 from rl_sync.simulation.speed.timed_weights import puller_of
 from rl_sync.types import CompletionProgress, Group, Lease
+
+_EVALUATION_PARTS = 16
+"""Number of chunks that an evaluation takes."""
 
 
 def explorer_of(site: SimulatedSite, number: int) -> Callable[[], None]:
@@ -43,7 +47,6 @@ def explorer_of(site: SimulatedSite, number: int) -> Callable[[], None]:
         delivery.site = site
         puller = puller_of(site, session, number)
         loop_puller: Any = puller
-        examination: Any = types.SimpleNamespace(requests=(), written=list)
         _TimedLoop(
             session=session,
             number=number,
@@ -54,7 +57,7 @@ def explorer_of(site: SimulatedSite, number: int) -> Callable[[], None]:
             at_hand=puller.at_hand,
             sync_kind=site.sync_kind,
             delivery=delivery,
-            examination=examination,
+            evaluations=actor.evaluations,
         ).run()
 
     return run
@@ -85,6 +88,7 @@ class _DecodingActor:
         self.streams = plan.settings.rollout.streaming
         self._slots = SimulatedSlots(plan.settings.slots)
         self._rollouts, self._factor = 0, 1.0
+        self.evaluations = _TimedEvaluations(site)
         self.engine = types.SimpleNamespace(stats=Stats(), version=-1)
 
     def compile(self, params: None) -> None:
@@ -104,7 +108,11 @@ class _DecodingActor:
         return max(0, (self._slots.slots - self._slots.occupied) // rows + 1)
 
     def rollout(
-        self, state: ExplorerState, leases: Sequence[Lease], newer: Newer | None
+        self,
+        state: ExplorerState,
+        leases: Sequence[Lease],
+        newer: Newer | None,
+        beside: Callable[[], None],
     ) -> tuple[ExplorerState, list[Group]]:
         """See `Explorer`."""
         flying: dict[int, Any] = {one.lease.lease_id: one for one in state.unfinished}
@@ -115,10 +123,12 @@ class _DecodingActor:
         budget = 1 if self.in_parts else rollout.budget_tokens or math.inf
         whole, tokens, begun = list[int](), 0, len(leases)
         while self._slots.occupied and tokens < budget:
-            steps = rollout.chunk_tokens if self.in_parts or newer else math.inf
+            in_chunks = self.in_parts or newer or self.evaluations.left
+            steps = rollout.chunk_tokens if in_chunks else math.inf
             most = math.inf if self.in_parts else budget - tokens
             tokens += self._decode(steps, most, begun, whole)
             begun = 0
+            beside()
             if newer and self._slots.occupied and (found := newer(state)) is not None:
                 state = state._replace(version=found.version, params=found.params)
         groups = [self._group(flying.pop(lease_id)) for lease_id in whole]
@@ -127,15 +137,6 @@ class _DecodingActor:
     def progress(self, groups: Sequence[Any]) -> list[dict[int, CompletionProgress]]:
         """Has no tokens, so that nothing is told: nobody dies."""
         return [{} for _ in groups]
-
-    def complete(
-        self, state: ExplorerState, requests: Sequence[Any]
-    ) -> tuple[ExplorerState, list[Any]]:
-        """Completes held-out problems; the groups in flight wait."""
-        del requests
-        evaluate = self._site.work.evaluate
-        self._site.compute(False, self._site.draw(evaluate, "evaluate", state.version))
-        return state, []
 
     def _decode(self, steps: float, most: float, begun: int, whole: list[int]) -> int:
         """Decodes some steps, after the prefills of begun groups; returns the sampled tokens."""
@@ -170,6 +171,47 @@ class _DecodingActor:
             policy_versions=np.broadcast_to(np.int32(one.oldest_version), shape),
             rewards=np.asarray(self._site.rewards(lease.lease_id), np.float32),
         )
+
+
+class _TimedEvaluations:
+    """Evaluations beside rollouts; see `EvaluationsBeside`."""
+
+    def __init__(self, site: SimulatedSite) -> None:
+        self._site = site
+        self._begun: list[tuple[int, float]] = []
+        self._parts, self.lost_secs = 0, 0.0
+
+    @property
+    def left(self) -> int:
+        """See `EvaluationsBeside`."""
+        return len(self._begun)
+
+    def compile(self, params: None) -> None:
+        """Compiles nothing."""
+
+    def begin(self, version: int, params: None) -> None:
+        """See `EvaluationsBeside`."""
+        self._begun.append((version, self._site.queue.now_secs))
+
+    def step(self, *, delays: bool) -> MadeEvaluation | None:
+        """Takes a part of the time that an evaluation takes."""
+        if not self._begun:
+            return None
+        version, began_secs = self._begun[0]
+        secs = self._site.draw(self._site.work.evaluate, "evaluate", version)
+        now_secs = self._site.queue.now_secs
+        self._site.compute(False, secs / _EVALUATION_PARTS)
+        spent = self._site.queue.now_secs - now_secs
+        self._parts += 1
+        self.lost_secs += spent if delays else 0.0
+        if self._parts < _EVALUATION_PARTS:
+            return None
+        self._parts = 0
+        del self._begun[0]
+        return MadeEvaluation(version, [], began_secs, secs, 0.0)
+
+    def close(self) -> None:
+        """Does nothing."""
 
 
 class _TimedDelivery(GroupDelivery):

@@ -67,9 +67,14 @@ class Occupation:
         self._explorers = np.cumsum([explorers for _, _, explorers in changes])
 
     def alone_secs(self, span: Span, shared: SharedCores | None) -> float:
-        """Returns the time that a span would have taken with the cores for itself."""
+        """Returns the time that a span would have taken with the cores for itself.
+
+        Time of an evaluation beside a rollout is no part of the rollout.
+        """
+        beside_secs = span.attributes.get("evaluating_secs", 0.0)
+        own_share = 1 - beside_secs / span.duration_secs if beside_secs else 1.0
         if shared is None:
-            return span.duration_secs
+            return span.duration_secs * own_share
         first = int(np.searchsorted(self._secs, span.start_secs, side="right"))
         last = int(np.searchsorted(self._secs, span.end_secs, side="left"))
         edges = [span.start_secs, *self._secs[first:last], span.end_secs]
@@ -77,7 +82,7 @@ class Occupation:
         for i, (start, end) in enumerate(itertools.pairwise(edges)):
             at = first + i - 1
             total += (end - start) * shared.rate(int(self._trainers[at]), int(self._explorers[at]))
-        return float(total)
+        return float(total) * own_share
 
 
 class DoneWork(NamedTuple):

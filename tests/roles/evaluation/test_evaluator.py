@@ -71,13 +71,17 @@ def engine(task):
 
         def load(self, params, version):
             assert params == "params"
+            self.version = version
 
         def generate(self, requests):
             self.asked.extend(requests)
             ends = [(2, 7)[i % 2] for i in range(len(requests))]
             tokens = [np.array([*task.tokenizer.encode("12"), end], np.int32) for end in ends]
             return [
-                [FinishedCompletion(i, j, x, x, x, "stop") for j in range(request.completions)]
+                [
+                    FinishedCompletion(i, j, x, x, np.full_like(x, self.version), "stop")
+                    for j in range(request.completions)
+                ]
                 for i, (x, request) in enumerate(zip(tokens, requests, strict=True))
             ]
 

@@ -338,39 +338,6 @@ def test_completions_that_could_not_be_judged_are_masked_and_move_no_baseline():
     assert not lost.completion_mask.any()
 
 
-@pytest.mark.gate
-def test_other_requests_are_completed_beside_unfinished_groups_and_change_none_of_them():
-    sampling = dataclasses.replace(EXPLORER.sampling, greedy=True)
-    prompt = TASK.tokenizer.encode_prompt(TASK.held_out[0].text)
-    requests = [
-        CompletionRequest(prompt, sampling),
-        CompletionRequest(prompt, EXPLORER.sampling, completions=3, seed=(1, 2)),
-    ]
-    leases = [_lease(i) for i in range(3)]
-
-    def rolled_out(asked):
-        explorer = dataclasses.replace(EXPLORER, engine=_engine(chunk_tokens=1), budget_tokens=9)
-        state, groups = explorer.rollout(STATE, leases)
-        assert state.unfinished
-        found = []
-        if asked:
-            state, found = explorer.complete(state, requests)
-        while state.unfinished:
-            state, more = explorer.rollout(state, [])
-            groups += more
-        return sorted(groups, key=lambda group: group.ordinal), found
-
-    plain, _ = rolled_out(asked=False)
-    beside, found = rolled_out(asked=True)
-    for one, other in zip(plain, beside, strict=True):
-        _assert_same(one, other)
-    assert [[one.index for one in of] for of in found] == [[0], [0, 1, 2]]
-    _, alone = dataclasses.replace(EXPLORER, engine=_engine()).complete(STATE, requests)
-    assert [[one.tokens.tolist() for one in of] for of in alone] == [
-        [one.tokens.tolist() for one in of] for of in found
-    ]
-
-
 class Hearing:
     """A director that hears of the episodes that begin, and ends them at once."""
 

@@ -10,6 +10,7 @@ from rl_sync.roles.explorer.commands import (
     Ask,
     AwaitMeasured,
     AwaitVersion,
+    BeginEvaluation,
     BeginRollout,
     BeginWait,
     CheckDeadline,
@@ -19,6 +20,7 @@ from rl_sync.roles.explorer.commands import (
     EndRollout,
     EndWait,
     Evaluate,
+    EvaluationBegun,
     GiveUp,
     GoOn,
     LeaveRun,
@@ -38,7 +40,10 @@ from rl_sync.roles.explorer.commands import (
 from rl_sync.roles.explorer.life import ExplorerLife, ExplorerPlan, suits
 from rl_sync.types import Lease, Prompt
 
-WITH_EVENT = (Look, Ask, AwaitVersion, Pull, RollOut, GoOn, Evaluate, GiveUp, LeaveRun)
+WITH_EVENT = (
+    *(Look, Ask, AwaitVersion, Pull, RollOut, GoOn),
+    *(BeginEvaluation, Evaluate, GiveUp, LeaveRun),
+)
 """Commands that end with an event, or the life."""
 
 
@@ -212,16 +217,62 @@ def test_weights_newer_than_those_of_a_grant_are_pulled_again_only_if_it_wants_i
     assert [suits(exact, version) for version in (None, 2, 3, 4)] == [False, False, True, False]
 
 
-def test_an_evaluation_is_of_the_weights_in_use_and_is_awaited_at_the_end():
-    state, commands = take(
-        rolling(WHOLE), RolledOut(1, 1), Looked(1.0), answered(GrantEvaluation(3, 3))
-    )
+def evaluating(story):
+    """A life that has begun to evaluate version 3, with one group in flight."""
+    told = answered(GrantEvaluation(3))
+    story, commands = take(rolling(story), RolledOut(1, 1), Looked(1.0), told)
+    assert commands == (BeginEvaluation(3),)
+    return take(story, EvaluationBegun(1, 3))[0]
+
+
+def test_an_evaluation_begins_and_the_explorer_asks_for_more_work():
+    _, commands = take(evaluating(WHOLE), Looked(2.0))
+    assert commands == (CheckDelivery(), Ask(unfinished=1, version=None, evaluating=1))
+
+
+def test_a_streaming_explorer_that_begins_an_evaluation_goes_on_with_its_groups():
+    streaming = rolling(STREAMING)
+    state, _ = take(streaming, RolledOut(0, 1, 1), Looked(1.0, newest=4))
+    state, commands = take(state, answered(GrantEvaluation(4)))
+    assert commands == (EndRollout(), BeginEvaluation(4))
+    state, _ = take(state, EvaluationBegun(1, 4), Looked(2.0))
+    state, commands = take(state, answered(grant(4)))
+    assert commands == (BeginRollout(1), RollOut((), may_swap=False))
+    state, _ = take(state, RolledOut(1, 0, 1, evaluating=0), Looked(3.0))
+    assert lived(state)[1][-1].evaluating == 0
+
+
+def test_an_explorer_that_is_held_back_goes_on_with_its_evaluation_and_does_not_wait():
+    state, _ = take(evaluating(WHOLE), Looked(2.0))
+    state, commands = take(state, answered(HoldBack("synchronization")))
+    assert commands[-1] == Evaluate()
+    state, commands = take(state, 1)
+    assert commands == (Ask(unfinished=1, evaluating=1),)
+    state, _ = take(state, answered(HoldBack("synchronization")))
+    _, commands = take(state, 0)
+    assert commands == (Ask(unfinished=1),), "the master hears that it has ended"
+
+
+def test_an_explorer_without_evaluations_waits_at_the_master():
+    state, _ = take(evaluating(WHOLE), Looked(2.0), answered(HoldBack("synchronization")), 0)
+    _, commands = take(state, answered(HoldBack("synchronization")))
+    assert commands[-1] == Ask(unfinished=1, poll_secs=life.POLL_SECS)
+
+
+def test_an_evaluation_in_progress_is_finished_and_judged_before_the_explorer_leaves():
+    state, _ = take(evaluating(WHOLE), Looked(2.0))
+    state, commands = take(state, answered(Finish("the run ended")))
     assert commands == (Evaluate(),)
-    state, _ = take(state, RolledOut(0, 0))
-    state, commands = take(state, Looked(2.0))
-    assert commands[-1].unfinished == 0, "the evaluation has finished the groups in flight"
-    _, commands = take(state, answered(Finish("the run ended")))
-    assert commands == (AwaitMeasured(), LeaveRun())
+    state, commands = take(state, 1)
+    assert commands == (Evaluate(),)
+    assert take(state, 0)[1] == (AwaitMeasured(), LeaveRun())
+
+
+def test_a_version_that_is_gone_leaves_the_explorer_with_its_weights():
+    state, _ = take(rolling(WHOLE), RolledOut(1, 0), Looked(1.0), answered(GrantEvaluation(2)))
+    state, _ = take(state, EvaluationBegun(0, 3), Looked(2.0))
+    assert state.version == 3
+    assert lived(state)[1][-1] == Ask()
 
 
 def test_a_rollout_in_parts_goes_on_until_nothing_is_in_flight():

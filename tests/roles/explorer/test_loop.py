@@ -6,9 +6,11 @@ import pytest
 
 from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.messages.events import Finish, GrantEvaluation, HoldBack, LeaseGrant
-from rl_sync.messages.master_calls import AskLease, AwaitEvaluations, HandInEvaluation
+from rl_sync.messages.master_calls import AskLease, AwaitEvaluations, HandInEvaluation, Report
+from rl_sync.messages.run_result import RunResult
 from rl_sync.ports.clock_port import SystemClock
 from rl_sync.records.spans import SpanKind
+from rl_sync.roles.evaluation.pinned_evaluations import MadeEvaluation
 from rl_sync.roles.explorer.loop import ExplorerLoop
 from rl_sync.rollout.engine import NonFiniteLogitsError
 from rl_sync.rollout.stats import Stats
@@ -30,11 +32,12 @@ class Weights:
             self.version = max(self.version, at_least)
         return self.version
 
-    def pull(self, *, at_least, timeout_secs):
+    def pull(self, *, at_least=None, exactly=None, timeout_secs):
         if self.withdrawn:
             raise WeightsTimeoutError("gone")
-        assert self.version >= at_least
-        return self.version, f"params {self.version}"
+        version = self.version if exactly is None else exactly
+        assert version >= (at_least or 0)
+        return version, f"params {version}"
 
 
 @pytest.fixture
@@ -69,10 +72,37 @@ class Delivery:
         pass
 
 
-class HeldOut:
-    """One held-out problem."""
+class Evaluations:
+    """Evaluations of so many chunks.
 
-    requests, written = ("request",), staticmethod(list)
+    Attributes:
+      steps: whether rollouts stood still, at each chunk.
+    """
+
+    chunks = 1
+
+    def __init__(self):
+        self.begun, self.steps, self.lost_secs = [], [], 0.0
+
+    @property
+    def left(self):
+        return len(self.begun)
+
+    def begin(self, version, params):
+        self.begun.append((version, params))
+
+    def step(self, *, delays):
+        if not self.begun:
+            return None
+        self.steps.append(delays)
+        self.lost_secs += 0.5 * delays
+        if len(self.steps) < self.chunks:
+            return None
+        version, params = self.begun.pop(0)
+        return MadeEvaluation(version, [params], 0.0, 0.5, 0.25)
+
+    def close(self):
+        self.begun.clear()
 
 
 class Engine:
@@ -98,9 +128,6 @@ class Explorer:
     def compile(self, params):
         pass
 
-    def complete(self, state, requests):
-        return state, requests
-
 
 @pytest.fixture
 def loop(weights):
@@ -114,7 +141,7 @@ def loop(weights):
         at_hand=lambda: None,
         sync_kind=SpanKind.SYNC_CHECKPOINT,
         delivery=Delivery(),
-        examination=HeldOut(),
+        evaluations=Evaluations(),
     )
     loop.clock = loop.session.clock = Clock()
     return loop
@@ -130,7 +157,7 @@ def swapping(loop):
     loop.session.answer = in_turn(_granting(3, 7), Finish("the run ended"))
     loop.versions = []
 
-    def rollout(state, leases, newer):
+    def rollout(state, leases, newer, beside):
         for _ in range(10):
             found = newer(state)
             state = found or state
@@ -219,7 +246,7 @@ def test_an_explorer_says_what_it_has_unfinished_and_inserts_what_is_whole(loop,
     loop.session.answer = in_turn(begin, go_on, wait, go_on, end)
     rollouts = []
 
-    def rollout(state, leases, newer):
+    def rollout(state, leases, newer, beside):
         rollouts.append((state.version, state.unfinished, [lease.lease_id for lease in leases]))
         weights.version = 4
         whole = len(rollouts) == 3
@@ -250,7 +277,7 @@ class Streaming:
     def room(self, state):
         return self.groups - len(state.unfinished)
 
-    def rollout(self, state, leases, newer):
+    def rollout(self, state, leases, newer, beside):
         assert newer is None
         self.left |= {lease.lease_id: 3 if lease.lease_id % 2 else 1 for lease in leases}
         self.rollouts.append((state.version, sorted(self.left)))
@@ -351,12 +378,74 @@ def test_a_version_is_waited_for_and_not_asked_for_again_and_again(loop, weights
     assert wait == {"version": 7, "reason": "synchronization", "for_whom": "the trainer"}
 
 
-def test_an_evaluation_is_of_the_weights_in_use_and_handed_in_once(loop, weights):
-    answers = [GrantEvaluation(4, 4), Finish("the run ended")]
-    weights.version = 5
-    loop.session.answer = lambda call: answers.pop(0) if isinstance(call, AskLease) else None
+def evaluating(loop, *answers):
+    """Runs a loop whose requests for work get these answers; returns its other calls."""
+    left, others = [*answers, Finish("the run ended")], []
+
+    def answer(call):
+        if isinstance(call, AskLease):
+            return left.pop(0)
+        others.append(call)
+        return None
+
+    loop.session.answer, loop.clock.ticks = answer, True
     loop.run()
-    calls = loop.session.calls
-    (handed_in,) = [call for call in calls if isinstance(call, HandInEvaluation)]
-    assert handed_in == HandInEvaluation("after step 5", 5, ["request"])
-    assert calls[-1].call == AwaitEvaluations(), "the explorer leaves before it is measured"
+    return others
+
+
+def test_an_evaluation_is_of_exactly_the_version_that_was_asked_for(loop, weights):
+    weights.version = 5
+    handed_in, awaited = evaluating(loop, GrantEvaluation(4))
+    assert handed_in == HandInEvaluation("after step 4", 4, ["params 4"], 0.25)
+    assert awaited.call == AwaitEvaluations(), "the explorer leaves before it is measured"
+    (span,) = loop.session.spans.of(SpanKind.EVALUATION)
+    assert (span["step"], span["version"], span["busy_secs"]) == (4, 4, 0.5)
+
+
+def test_an_older_version_is_evaluated_and_rollouts_keep_their_weights(loop, weights):
+    weights.version, versions = 5, []
+
+    def rollout(state, leases, newer, beside):
+        versions.append((state.version, state.params))
+        return state, []
+
+    loop.explorer = Explorer(rollout)
+    evaluating(loop, _granting(5, 1), GrantEvaluation(4), _granting(5, 2))
+    assert versions == [(5, "params 5")] * 2
+
+
+def test_a_newer_version_that_is_evaluated_serves_the_rollouts_as_well(loop, weights):
+    loop.explorer = Explorer(lambda state, *_: (state, []))
+    evaluating(loop, _granting(3, 1), GrantEvaluation(4), _granting(4, 2))
+    rollouts = loop.session.spans.of(SpanKind.ROLLOUT)
+    assert [span["version"] for span in rollouts] == [3, 4]
+    assert len(loop.session.spans.of(SpanKind.SYNC_CHECKPOINT)) == 2, "it is pulled once"
+
+
+def test_an_evaluation_goes_on_after_each_chunk_and_its_time_is_told_apart(loop):
+    def rollout(state, leases, newer, beside):
+        for _ in range(3):
+            beside()
+        return state, []
+
+    loop.evaluations.chunks, loop.explorer = 4, Explorer(rollout)
+    evaluating(loop, GrantEvaluation(3), _granting(3, 1), HoldBack("synchronization"))
+    assert loop.evaluations.steps == [True, True, True, False]
+    (span,) = loop.session.spans.of(SpanKind.ROLLOUT)
+    assert span["evaluating_secs"] == 1.5
+
+
+@pytest.mark.parametrize("error", [WeightsTimeoutError("late"), WeightsTransferError("gone")])
+def test_an_evaluation_of_a_version_that_is_gone_is_told_in_one_line(loop, weights, error):
+    weights.version, pull = 5, weights.pull
+
+    def pull_newest(*, exactly=None, **wanted):
+        if exactly is not None:
+            raise error
+        return pull(**wanted)
+
+    weights.pull, loop.explorer = pull_newest, Explorer(lambda state, *_: (state, []))
+    told, _ = evaluating(loop, GrantEvaluation(4), _granting(5, 1))
+    why = "no process has its weights any more; the newest version is 5"
+    assert told == Report(RunResult(left_out={"after step 4": why}))
+    assert len(loop.session.spans.of(SpanKind.ROLLOUT)) == 1, "the explorer goes on"

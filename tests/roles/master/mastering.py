@@ -69,8 +69,8 @@ def started(run_settings):
     return take(state, Started(Position(0, 0, (), 0)), VersionPublished(0))[0]
 
 
-def lease(state, explorer=1, now=0.0, unfinished=0, room=None, version=None):
-    request = LeaseRequested(explorer, now, unfinished, room, version)
+def lease(state, explorer=1, now=0.0, unfinished=0, room=None, version=None, **more):
+    request = LeaseRequested(explorer, now, unfinished, room, version, **more)
     state, (answer, *_) = transition.transition(state, request)
     return state, answer
 

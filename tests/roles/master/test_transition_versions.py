@@ -227,7 +227,7 @@ def test_an_evaluation_is_of_its_version_whatever_an_explorer_has():
     run = settings_of(resolve("asynchronous"), 9)
     run = type(run)(**{**vars(run), "evaluate_every_steps": 1})
     state, _ = take(started(run), VersionPublished(1))
-    assert lease(state, version=0)[1] == GrantEvaluation(1, 1)
+    assert lease(state, version=0)[1] == GrantEvaluation(1)
 
 
 @pytest.mark.parametrize("is_resumed", [False, True])
