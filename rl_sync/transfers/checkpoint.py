@@ -510,7 +510,11 @@ class CheckpointTrainerEnd(ArtifactTrainerEnd):
             chain=session.agree("the chain", lambda: secrets.token_hex(8)),
             deltas=settings.deltas,
             expected=mesh_regions(site.abstract_params_on(settings.explorer_layout)),
-            retention=VersionRetention(schedule.versions_kept, settings.sync.full_every),
+            retention=VersionRetention(
+                schedule.versions_kept,
+                settings.sync.full_every,
+                evaluated_every=settings.explorers_evaluate_every,
+            ),
             on_saved=self._added,
             frame=site.frame() if session.leads else None,
             rules=queue_rules(session, schedule),

@@ -22,6 +22,7 @@ from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.ends import Ends, EndSite, ExplorerEnd, Offering
 from rl_sync.types import Params
 from rl_sync.weights.copies import copied
+from rl_sync.weights.deltas.retention import kept_versions
 from rl_sync.weights.digest import digest, digest_words, to_text
 from rl_sync.weights.ends_interface import (
     WeightsMismatchError,
@@ -43,15 +44,16 @@ class LocalPublisher:
     Args:
       explorers: number of pullers.
       keep: number of newest versions that are held for explorers that have not taken them.
+      evaluated_every: see `kept_versions`.
     """
 
-    def __init__(self, explorers: int, *, keep: int) -> None:
+    def __init__(self, explorers: int, *, keep: int, evaluated_every: int = 0) -> None:
         if explorers < 1 or keep < 1:
             raise ValueError(
                 f"A local publisher needs explorers and keep of at least 1; not"
                 f" explorers={explorers}, keep={keep}."
             )
-        self._keep = keep
+        self._keep, self._evaluated_every = keep, evaluated_every
         self._changed = threading.Condition()
         self._offers: list[_Offer] = []
         self._taken = [-1] * explorers
@@ -71,8 +73,14 @@ class LocalPublisher:
                 raise ValueError(
                     f"Version {version} cannot follow version {self.newest()}: versions go up."
                 )
-            self._offers = [*self._offers, offer][-self._keep :]
+            self._offers.append(offer)
+            kept = self._kept(self._keep)
+            self._offers = [one for one in self._offers if one.version in kept]
             self._changed.notify_all()
+
+    def _kept(self, newest: int) -> list[int]:
+        versions = (one.version for one in self._offers)
+        return kept_versions(versions, newest, self._evaluated_every)
 
     def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
         """Returns the newest version offered, -1 if there is none; see `ends_interface.Puller`."""
@@ -114,9 +122,8 @@ class LocalPublisher:
                 self._changed.wait(left)
             self._taken[explorer - 1] = offer.version
             # The newest stays: an explorer that asks for any version gets it again.
-            last = self._offers[-1]
-            had = min(self._taken)
-            self._offers = [o for o in self._offers if o.version > had or o is last]
+            had, kept = min(self._taken), self._kept(1)
+            self._offers = [o for o in self._offers if o.version > had or o.version in kept]
             return offer
 
     def _find(self, exactly: int | None, at_least: int | None) -> _Offer | None:

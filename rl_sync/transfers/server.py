@@ -144,6 +144,7 @@ class ServerTrainerEnd(Offering):
             secret=session.secret,
             expected=mesh_regions(site.abstract_params_on(session.settings.explorer_layout)),
             keep=schedule.versions_in_use,
+            evaluated_every=session.settings.explorers_evaluate_every,
             on_ready=lambda version: session.tell(Happened(VersionPublished(version))),
         )
         super().__init__(site, schedule, publisher)

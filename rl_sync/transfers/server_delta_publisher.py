@@ -105,12 +105,19 @@ class DeltaPublisher(HistoryPublisher):
         chain: str,
         expected: DeviceRegions = (),
         keep: int = 1,
+        evaluated_every: int = 0,
         rules: QueueRules = QueueRules(),  # noqa: B008
         reader_expiry_secs: float = 600.0,
         on_added: Callable[[int, AddedVersion], None] = lambda version, added: None,
     ) -> None:
         manifest = plan_manifest(params, expected)
-        history = VersionHistory(chain, jax.process_index(), manifest.itemsizes, keep)
+        history = VersionHistory(
+            chain,
+            jax.process_index(),
+            manifest.itemsizes,
+            keep,
+            evaluated_every=evaluated_every,
+        )
         where = f"explorers that call {host}"
         super().__init__(Cutter(manifest, params), history, where, rules)
         self._reader_expiry_secs, self._on_added = reader_expiry_secs, on_added

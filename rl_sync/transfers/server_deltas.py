@@ -248,6 +248,7 @@ class DeltaTrainerEnd(ArtifactTrainerEnd):
             chain=session.agree("the chain", lambda: secrets.token_hex(8)),
             expected=mesh_regions(site.abstract_params_on(session.settings.explorer_layout)),
             keep=schedule.versions_in_use,
+            evaluated_every=session.settings.explorers_evaluate_every,
             on_added=lambda version, added: self._added(version, added, added.encode_secs),
             rules=queue_rules(session, schedule),
         )

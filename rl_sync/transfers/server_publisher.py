@@ -25,6 +25,7 @@ from rl_sync.isolation.codec import record
 from rl_sync.messages.call import Call
 from rl_sync.types import Params
 from rl_sync.weights.cells import AbstractArray, DeviceRegions, Piece
+from rl_sync.weights.deltas.retention import kept_versions
 from rl_sync.weights.digest import digest_words, to_text
 from rl_sync.weights.ends_interface import WeightsTransferError
 from rl_sync.weights.parts import (
@@ -137,6 +138,7 @@ class ServerPublisher:
       secret: the run's secret, which callers must know.
       expected: regions that explorers are expected to hold; see `plan_manifest`.
       keep: number of newest versions that are offered.
+      evaluated_every: see `kept_versions`.
       reader_expiry_secs: maximum time for fetching an offer. After it, an explorer counts as dead,
         and the memory of its version may be freed.
       on_ready: function that a thread of the publisher calls with each version once it is offered.
@@ -158,6 +160,7 @@ class ServerPublisher:
         secret: str,
         expected: DeviceRegions = (),
         keep: int = 1,
+        evaluated_every: int = 0,
         reader_expiry_secs: float = 600.0,
         on_ready: Callable[[int], None] | None = None,
     ) -> None:
@@ -168,7 +171,7 @@ class ServerPublisher:
         self._host, self._params = host, params
         self._manifest = plan_manifest(params, expected)
         self._cutter = Cutter(self._manifest, params)
-        self._keep = keep
+        self._keep, self._evaluated_every = keep, evaluated_every
         self._reader_expiry_secs = reader_expiry_secs
         self._on_ready = on_ready
         self._changed = threading.Condition()
@@ -291,7 +294,8 @@ class ServerPublisher:
                     # The other processes of an explorer will ask for the version that one of them
                     # already has.
                     wanted = {of.offered.version for of in self._lines.values() if of.offered}
-                    wanted |= {of.version for of in self._held[-self._keep :]}
+                    versions = [of.version for of in self._held]
+                    wanted |= {*kept_versions(versions, self._keep, self._evaluated_every)}
                     self._held = [of for of in self._held if of.version in wanted]
                     self._changed.notify_all()
                 if self._on_ready is not None:

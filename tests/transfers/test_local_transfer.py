@@ -141,3 +141,17 @@ def test_what_changed_on_the_way_is_refused(publisher, puller, monkeypatch):
     monkeypatch.setattr(local.jax, "device_put", lambda *_: wrong)
     with pytest.raises(WeightsMismatchError):
         puller.pull(timeout_secs=SECS)
+
+
+def test_a_version_to_evaluate_is_there_after_explorers_have_taken_newer_ones():
+    publisher = LocalPublisher(1, keep=1, evaluated_every=2)
+    puller = LocalPuller(publisher, _like(EXPLORER), 1)
+    for version in (1, 2, 3):
+        publisher.publish(version, _params(version))
+    assert puller.pull(timeout_secs=SECS)[0] == 3
+    version, params = puller.pull(exactly=2, timeout_secs=SECS)
+    assert version == 2
+    jax.tree.map(np.testing.assert_array_equal, params, _params(2))
+    publisher.publish(4, _params(4))
+    with pytest.raises(WeightsTransferError, match="version 2, which is gone"):
+        puller.pull(exactly=2, timeout_secs=SECS)

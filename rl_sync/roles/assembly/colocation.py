@@ -53,10 +53,13 @@ def run_on(settings: RunSettings, addresses: Addresses, devices: Sequence[jax.De
         role: settings.layout(role, settings.mesh_of(role).mesh(own))
         for role, own in allot(settings, devices).items()
     }
-    schedule = settings.schedule
     weights = None
     if settings.hands_over:
-        weights = LocalPublisher(settings.explorers, keep=schedule.versions_kept)
+        weights = LocalPublisher(
+            settings.explorers,
+            keep=settings.schedule.versions_kept,
+            evaluated_every=settings.explorers_evaluate_every,
+        )
     work: dict[str, Callable[[], None]] = {}
     for number, role in enumerate(settings.roles[:-1], start=1):
         resources = Resources(layouts[role], Team(), [0], weights)

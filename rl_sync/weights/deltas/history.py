@@ -20,6 +20,7 @@ from rl_sync.weights.deltas.artifact import (
     check_of,
 )
 from rl_sync.weights.deltas.encoding import BLOCK_BYTES, Bytes, EncodedBlock, Encoding, encode
+from rl_sync.weights.deltas.retention import kept_versions
 
 _MOST_THREADS = 8
 
@@ -80,6 +81,7 @@ class VersionHistory:
       holder: index of this process in the trainer.
       itemsizes: bytes of an element of each part.
       keep: number of newest versions that receivers may ask for.
+      evaluated_every: see `kept_versions`.
       deltas: whether versions are encoded; otherwise, each is only offered as a full copy.
     """
 
@@ -90,10 +92,11 @@ class VersionHistory:
         itemsizes: Mapping[int, int],
         keep: int = 1,
         *,
+        evaluated_every: int = 0,
         deltas: bool = True,
     ):
         self.chain, self._holder, self._itemsizes = chain, holder, itemsizes
-        self._keep, self._encodes = keep, deltas
+        self._keep, self._evaluated_every, self._encodes = keep, evaluated_every, deltas
         self._lock = threading.Condition(threading.RLock())
         self._versions: dict[int, _Version] = {}
         self._deltas: dict[int, Artifact] = {}
@@ -138,7 +141,7 @@ class VersionHistory:
     def versions(self) -> list[int]:
         """Returns the versions that receivers may ask for, oldest first."""
         with self._lock:
-            return sorted(self._versions)[-self._keep :]
+            return kept_versions(self._versions, self._keep, self._evaluated_every)
 
     def offer(
         self,
@@ -324,7 +327,7 @@ class VersionHistory:
             if until < now:  # It counts as dead.
                 del self._in_use[reader]
                 self._acknowledged.pop(reader, None)
-        for version in sorted(self._versions)[: -self._keep]:
+        for version in {*self._versions} - {*self.versions()}:
             del self._versions[version]
         slowest = min(self._acknowledged.values(), default=-1)
         newest = max(self._versions, default=None)
