@@ -865,6 +865,12 @@ RULES: dict[str, Rule] = {
         f" sync.mode={s.sync.mode} has none: use sync.mode=asynchronous or multi_explorer, or"
         " evaluation.by=trainer.",
     ),
+    "evaluation.slots, evaluation.by": lambda s: require(
+        s.evaluation.slots is None or s.evaluates_on_explorers,
+        f"evaluation.slots={s.evaluation.slots} is for evaluations by explorers beside their"
+        " rollouts, but the trainer makes them: leave it out, or set evaluation.by=explorers where"
+        " pulls are latest.",
+    ),
     "checkpoint.best, evaluation.samples": _best_metric,
     "checkpoint.best, task.reward": lambda s: require(
         s.task.reward is None

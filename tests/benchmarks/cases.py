@@ -178,6 +178,18 @@ CASES = (
         needs="shaped networks",
     ),
     Case(
+        f"benchmarks/evaluations.py {QUICK} --steps=4 --every=2 --seeds=1"
+        " --also=replay.backend=embedded",
+        lines=[
+            "seed 1, without: RL # s, # tokens/s, rollouts stood still for # s (#%); evaluated"
+            " nothing",
+            "seed 1, explorers: RL # s, # tokens/s, rollouts stood still for # s (#%); evaluated"
+            " #",
+            "seed 1, trainer: RL # s, # tokens/s, rollouts stood still for # s (#%); evaluated #",
+            "rollouts lost, least / median / greatest: #% / #% / #%",
+        ],
+    ),
+    Case(
         "benchmarks/gap.py --seeds=0 --completions=4 --tokens=8 --only=packed",
         [
             Table(

@@ -226,6 +226,23 @@ def test_older_versions_of_opponents_are_held_beside_the_policy_s():
 
 
 @pytest.mark.gate
+def test_an_evaluation_beside_rollouts_has_weights_and_a_cache_of_its_own():
+    settings = {"sync__mode": "asynchronous", "rollout__slots": 32}
+    without = described("explorer", **settings)
+    every = settings | {"evaluation__every_steps": 5, "evaluation__waiting": 2}
+    found = described("explorer", **every)
+    assert found.held[0] == without.held[0] | {
+        "parameters of an evaluation": format_bytes(PARAMETERS)
+    }
+    assert found.apart == {"parameters of evaluations that wait": format_bytes(2 * PARAMETERS)}
+    few = described("explorer", **settings | {"rollout__slots": 8})
+    own = found.on["CPU"][0]["KV cache of an evaluation"]
+    assert own == few.on["CPU"][0]["KV cache"], "a quarter of the slots"
+    by_trainer = described("explorer", **every, evaluation__by="trainer")
+    assert by_trainer.held[0] == without.held[0]
+
+
+@pytest.mark.gate
 def test_adapters_alone_have_gradients_optimizer_state_and_a_reference():
     settings = {"model__lora__rank": 2, "algorithm__kl_coefficient": 0.001}
     trainer = described("trainer", **settings)

@@ -115,6 +115,15 @@ def test_groups_that_were_carried_over_are_counted_and_told_where_there_are_any(
     assert "carried over to the next rollout 3 times" in "\n".join(describe(summarize(spans)))
 
 
+def test_time_of_evaluations_beside_rollouts_is_told_where_there_is_any():
+    spans = _hand_made_run()
+    assert "stood still" not in "\n".join(describe(summarize(spans)))
+    spans[1].attributes["evaluating_secs"], spans[3].attributes["evaluating_secs"] = 0.5, 0.25
+    found = summarize(spans)
+    assert (found.evaluating_secs, found.rollout_secs) == (0.75, 6.0)
+    assert "rollouts stood still for 0.8 s, 12.5% of their time" in "\n".join(describe(found))
+
+
 def test_an_older_token_in_a_batch_than_its_rollouts_say_counts():
     spans = [
         _span(0, 1, step=1, version=5, leases=[0]),

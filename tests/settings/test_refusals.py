@@ -557,6 +557,10 @@ EXAMPLES = {
     "evaluation.by, sync.mode": [
         ({"evaluation__by": "explorers"}, "sync.mode=one_step_off_policy has none"),
     ],
+    "evaluation.slots, evaluation.by": [
+        ({"evaluation__slots": 8}, "but the trainer makes them"),
+        (ASYNCHRONOUS | {"evaluation__slots": 8, "evaluation__by": "trainer"}, "leave it out"),
+    ],
     "checkpoint.best, evaluation.samples": [
         (BEST | {"checkpoint__best": "pass@8"}, "checkpoint.best with evaluation.samples=1"),
     ],

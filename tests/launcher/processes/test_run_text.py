@@ -25,6 +25,11 @@ def test_the_report_gives_both_accuracies_where_held_out_prompts_are_trained_on_
     ]
 
 
+def test_the_report_says_which_evaluations_were_not_made_and_why():
+    result = RunResult(left_out={"after step 3": "its weights are gone"})
+    assert _accuracy(result, Algorithm()) == ["No evaluation after step 3: its weights are gone."]
+
+
 def test_the_final_report_warns_of_a_checkpoint_that_solved_nothing_before_rl(tmp_path):
     settings = settings_with(model__path=CHECKPOINT, sync__mode="synchronous")
     settings = dataclasses.replace(settings, workdir=str(tmp_path))

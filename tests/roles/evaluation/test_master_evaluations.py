@@ -1,6 +1,7 @@
 """The master's evaluations: their order, and the best snapshot."""
 
 import contextlib
+import dataclasses
 import threading
 import types
 
@@ -96,6 +97,16 @@ def test_the_first_of_the_greatest_is_the_best_and_stays_so_in_the_next_run(tmp_
         assert measured[-1].best == Best(4, "accuracy", 0.5)
         made.resume(3)
         assert made.kept == [], "the run has not come to step 4 any more"
+
+
+def test_the_time_that_rollouts_lost_is_a_metric_where_an_explorer_evaluates(tmp_path):
+    with evaluations(tmp_path) as (made, judging, measured):
+        judging.may.set()
+        made.hand_in(handed_in(2, "1", "1"))
+        made.hand_in(dataclasses.replace(handed_in(4, "1", "1"), lost_secs=1.23456))
+        all_measured(made)
+        lost = [one.values.get("rollouts_lost_secs") for one in measured]
+        assert lost == [None, 1.235]
 
 
 def test_without_a_metric_no_snapshot_is_the_best(tmp_path):

@@ -389,6 +389,24 @@ def test_a_run_that_goes_on_knows_the_evaluations_before_it_was_interrupted(prog
     assert master(CloseLedger()).result.evaluations == {"before RL": first, "after step 4": later}
 
 
+def test_an_evaluation_that_is_left_out_is_told_at_once_and_in_the_result(program, master):
+    program._state = dataclasses.replace(
+        program._state,
+        settings=dataclasses.replace(program._state.settings, evaluate_every_steps=2, steps=9),
+    )
+    for version in (1, 2, 4):
+        master(Happened(VersionPublished(version)))
+    why = "that of version 4 was due before an explorer had room for it"
+    assert master(AskStatus()).message == f"no evaluation after step 2: {why}"
+    master(Report(RunResult(left_out={"after step 3": "its weights are gone"})))
+    left_out = master(CloseLedger()).result.left_out
+    assert left_out == {
+        "after step 2": why,
+        "after step 3": "its weights are gone",
+        "after step 4": "the run ended before an explorer began it",
+    }
+
+
 def test_the_end_of_a_run_is_recorded_with_what_stopped_it(master, tmp_path):
     assert read_outcome(tmp_path) is None
     assert "jax" in read_versions(tmp_path)
