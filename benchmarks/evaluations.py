@@ -1,12 +1,12 @@
-"""Cost of evaluations between steps: runs without, by an explorer and by the trainer, in turns.
+"""Cost of evaluations by an explorer beside its rollouts: runs with and without them, in turns.
 
     python benchmarks/evaluations.py [--config=configs/arithmetic.py] [--steps=40] [--every=10]
         [--seeds=1,2,3]
 
 Each run is asynchronous, with one explorer. For each seed and kind it prints the seconds of the RL
-phase, the tokens that were generated a second, the time in which the explorer's rollouts stood
-still for evaluations, in seconds and as a share of the rollouts, and the versions that were
-evaluated. At the end it prints the least, the median and the greatest share of all seeds.
+phase, the tokens that were generated a second, the time in which rollouts stood still for
+evaluations, in seconds and as a share of the rollouts, and the seconds for each version; the first
+compiles programs. At the end it prints the least, the median and the greatest share of all seeds.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from rl_sync.records.summary import summarize
 
 KINDS: Mapping[str, Mapping[str, object]] = {
     "without": {"evaluation.every_steps": 0},
-    "explorers": {"evaluation.by": "explorers"},
-    "trainer": {"evaluation.by": "trainer"},
+    "with": {"evaluation.by": "explorers"},
 }
 
 
@@ -49,14 +48,18 @@ def run(arguments: argparse.Namespace, kind: str, seed: int) -> float:
         if done.returncode:
             raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr}")
         summary = summarize(read_spans(Path(workdir)))
-        steps = [line["step"] for line in read_metrics(workdir, "evaluation")]
-    between = [step for step in steps if 0 < step < arguments.steps]
+        lines = read_metrics(workdir, "evaluation")
+    lost = [
+        f"version {line['step']} {line['rollouts_lost_secs']:.2f} s"
+        for line in lines
+        if "rollouts_lost_secs" in line
+    ]
     share = summary.evaluating_secs / summary.rollout_secs
     print(
         f"seed {seed}, {kind}: RL {summary.wall_secs:.1f} s,"
         f" {summary.rollout_tokens_per_sec:,.0f} tokens/s,"
-        f" rollouts stood still for {summary.evaluating_secs:.2f} s ({share:.1%});"
-        f" evaluated {', '.join(map(str, between)) or 'nothing'}",
+        f" rollouts stood still for {summary.evaluating_secs:.2f} s ({share:.1%}):"
+        f" {', '.join(lost) or 'no evaluations'}",
         flush=True,
     )
     return share
@@ -74,7 +77,7 @@ def main() -> None:
     shares = []
     for seed in map(int, arguments.seeds.split(",")):
         found = {kind: run(arguments, kind, seed) for kind in KINDS}
-        shares.append(found["explorers"])
+        shares.append(found["with"])
     print(
         "rollouts lost, least / median / greatest:"
         f" {min(shares):.1%} / {statistics.median(shares):.1%} / {max(shares):.1%}"

@@ -181,11 +181,9 @@ CASES = (
         f"benchmarks/evaluations.py {QUICK} --steps=4 --every=2 --seeds=1"
         " --also=replay.backend=embedded",
         lines=[
-            "seed 1, without: RL # s, # tokens/s, rollouts stood still for # s (#%); evaluated"
-            " nothing",
-            "seed 1, explorers: RL # s, # tokens/s, rollouts stood still for # s (#%); evaluated"
-            " #",
-            "seed 1, trainer: RL # s, # tokens/s, rollouts stood still for # s (#%); evaluated #",
+            "seed 1, without: RL # s, # tokens/s, rollouts stood still for # s (#%): no"
+            " evaluations",
+            "seed 1, with: RL # s, # tokens/s, rollouts stood still for # s (#%): version 2 # s",
             "rollouts lost, least / median / greatest: #% / #% / #%",
         ],
     ),

@@ -7,6 +7,7 @@ import pytest
 from rl_sync.records.metrics import read_metrics
 from rl_sync.records.spans import SpanKind
 from tests.runs.conftest import flags
+from tests.runs.test_self_play import GAME
 
 EVERY = "--config.evaluation.every_steps=4"
 
@@ -76,3 +77,14 @@ def test_an_evaluation_that_takes_long_lets_the_next_one_wait_or_be_left_out(mem
     left_out = run.output.count("\nNo evaluation after step ")
     assert len(lines) + left_out == 13
     assert {0, 12} <= {line["step"] for line in lines}
+
+
+@pytest.mark.nightly
+def test_episodes_of_an_evaluation_are_played_beside_those_of_rollouts(memory_runs):
+    every = ("--config.evaluation.every_steps=2", "--config.trainer.steps=6")
+    run = memory_runs(*flags("asynchronous"), *GAME[1:], *every)
+    lines = read_metrics(run.workdir, "evaluation")
+    assert sorted(line["step"] for line in lines) == [0, 2, 4, 6]
+    assert all(line["problems"] == 8 for line in lines)
+    made = [span for span in run.spans(SpanKind.EVALUATION) if span.role == "explorer1"]
+    assert [span.attributes["version"] for span in made] == [2, 4]

@@ -129,7 +129,7 @@ class PinnedEvaluations:
         few = min(examination.sampling.max_new_tokens, engine.chunk_tokens)
         sampling = dataclasses.replace(examination.sampling, max_new_tokens=few, min_new_tokens=0)
         some = dataclasses.replace(
-            examination, sampling=sampling, problems=engine.slots, plays=False
+            examination, sampling=sampling, problems=2 * engine.slots, plays=False
         )
         engine.load(params, 0)
         engine.generate(cast(Any, some.requests))

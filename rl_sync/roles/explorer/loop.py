@@ -320,13 +320,12 @@ class ExplorerLoop:
         if own != version:
             started = self.session.spans.now()
             try:
-                is_past = self.puller.newest() > version
+                is_past = self._newest() > version
                 secs = _PAST_VERSION_SECS if is_past else _RECEIVE_POLL_SECS
                 _, params = self.puller.pull(exactly=version, timeout_secs=secs)
             except (WeightsTimeoutError, WeightsTransferError) as error:
                 _log.warning("Version %s cannot be evaluated: %s", version, error)
-                newest = self.puller.newest()
-                why = f"no process has its weights any more; the newest version is {newest}"
+                why = f"its weights are gone; the newest version is {self._newest()}"
                 self.session.call(Report(RunResult(left_out={moment_of(version): why})))
                 return commands.EvaluationBegun(self.evaluations.left, own)
             self._record_pull(started, version=version)
@@ -338,6 +337,10 @@ class ExplorerLoop:
             params = self._state.params
         self.evaluations.begin(version, params)
         return commands.EvaluationBegun(self.evaluations.left, own)
+
+    def _newest(self) -> int:
+        """Returns the newest published version."""
+        return self.session.agree("newest", self.puller.newest)
 
     def _evaluate(self, *, delays: bool = True) -> None:
         """Goes on with an evaluation for a chunk; hands it in at its end.

@@ -446,6 +446,6 @@ def test_an_evaluation_of_a_version_that_is_gone_is_told_in_one_line(loop, weigh
 
     weights.pull, loop.explorer = pull_newest, Explorer(lambda state, *_: (state, []))
     told, _ = evaluating(loop, GrantEvaluation(4), _granting(5, 1))
-    why = "no process has its weights any more; the newest version is 5"
+    why = "its weights are gone; the newest version is 5"
     assert told == Report(RunResult(left_out={"after step 4": why}))
     assert len(loop.session.spans.of(SpanKind.ROLLOUT)) == 1, "the explorer goes on"
