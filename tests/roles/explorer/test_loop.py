@@ -410,7 +410,8 @@ def test_an_older_version_is_evaluated_and_rollouts_keep_their_weights(loop, wei
         return state, []
 
     loop.explorer = Explorer(rollout)
-    evaluating(loop, _granting(5, 1), GrantEvaluation(4), _granting(5, 2))
+    handed_in, _ = evaluating(loop, _granting(5, 1), GrantEvaluation(4), _granting(5, 2))
+    assert (handed_in.step, handed_in.items) == (4, ["params 4"])
     assert versions == [(5, "params 5")] * 2
 
 
