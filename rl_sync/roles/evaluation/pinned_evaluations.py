@@ -17,8 +17,10 @@ from rl_sync.rollout.engine import Engine, NonFiniteLogitsError
 from rl_sync.rollout.episode_engine import EpisodeEngine
 from rl_sync.rollout.episode_records import Played
 from rl_sync.rollout.request import FinishedCompletion
+from rl_sync.rollout.stats import Stats
 from rl_sync.types import Params
 
+NO_STATS = Stats()
 _POLL_SECS = 0.25
 """Maximum wait for environments while the explorer has nothing else to do."""
 
@@ -32,6 +34,8 @@ class MadeEvaluation(NamedTuple):
       began_secs: time when the explorer got the weights.
       busy_secs: time that its completions took.
       lost_secs: the part of this time in which rollouts stood still.
+      tokens: number of tokens of the completions.
+      stats: counts of its engine.
     """
 
     version: int
@@ -39,6 +43,8 @@ class MadeEvaluation(NamedTuple):
     began_secs: float
     busy_secs: float
     lost_secs: float
+    tokens: int = 0
+    stats: Stats = NO_STATS
 
 
 class EvaluationsBeside(Protocol):
@@ -198,6 +204,8 @@ class PinnedEvaluations:
             began_secs=begun.began_secs,
             busy_secs=begun.busy_secs,
             lost_secs=begun.lost_secs,
+            tokens=sum(one.sampled_tokens for one in begun.finished),
+            stats=begun.engine.stats,
         )
 
     def _end(self) -> None:

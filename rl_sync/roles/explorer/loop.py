@@ -361,6 +361,10 @@ class ExplorerLoop:
             lost_secs=round(made.lost_secs, 4),
             background=True,
         )
+        if self.tokens is not None:
+            self.tokens.engine_ended(made.stats)
+            stats, in_flight = self.explorer.engine.stats, self._tokens_in_flight
+            self.tokens.evaluated(stats, in_flight, made.tokens)
         items = Records(made.items)
         self.session.call(HandInEvaluation(moment_of(version), version, items, made.lost_secs))
 
