@@ -237,7 +237,7 @@ def test_a_streaming_explorer_that_begins_an_evaluation_goes_on_with_its_groups(
     assert commands == (EndRollout(), BeginEvaluation(4))
     state, _ = take(state, EvaluationBegun(1, 4), Looked(2.0))
     state, commands = take(state, answered(grant(4)))
-    assert commands == (BeginRollout(1), RollOut((), may_swap=False))
+    assert commands == (BeginRollout(1), RollOut((), in_chunks=False))
     state, _ = take(state, RolledOut(1, 0, 1, evaluating=0), Looked(3.0))
     assert lived(state)[1][-1].evaluating == 0
 

@@ -19,7 +19,7 @@ from rl_sync.rollout.stats import Stats
 from rl_sync.sampling_masks import no_entries
 from rl_sync.types import CompletionProgress, Lease, Prompt
 from tests.cluster.memory_session import MemorySession
-from tests.roles.explorer.test_loop import Delivery, HeldOut, Weights
+from tests.roles.explorer.test_loop import Delivery, Evaluations, Weights
 
 
 def tokens(count, finish=None):
@@ -140,7 +140,7 @@ def test_what_the_master_lacks_is_told_from_the_first_token(teller, session, exp
 def test_all_is_told_before_an_explorer_leaves(session, explorer):
     """It is asked to end in its second chunk, and leaves after it with all tokens told."""
 
-    def rollout(state, leases, newer):
+    def rollout(state, leases, newer, beside):
         state = state._replace(unfinished=(group(7),))
         for count in (3, 6, 9):
             explorer.decode(3, _7={0: tokens(count), 1: tokens(2, "stop")})
@@ -165,7 +165,7 @@ def test_all_is_told_before_an_explorer_leaves(session, explorer):
         at_hand=lambda: None,
         sync_kind=SpanKind.SYNC_CHECKPOINT,
         delivery=Delivery(),
-        examination=HeldOut(),
+        evaluations=Evaluations(),
     )
     loop.puller.pull = lambda **wanted: (3, "params 3")
     with pytest.raises(HandOverError, match="explorer1 was asked to end"):

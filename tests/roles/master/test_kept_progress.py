@@ -6,15 +6,18 @@ import pytest
 from rl_sync.messages.events import LiveLease
 from rl_sync.messages.master_calls import ToldProgress
 from rl_sync.roles.master.kept_progress import KeptProgress
+from rl_sync.token_records import SamplerRecord
 from rl_sync.types import CompletionProgress
 
-BYTES = 12
+BYTES, MASK_BYTES = 32, 12
+"""Sizes of a token (id, log-probability, version, two likeliest tokens), and of a mask."""
 WHOLE = CompletionProgress(
     np.arange(9, dtype=np.int32),
     np.arange(9, dtype=np.float32) / 8,
     np.array([0] * 4 + [2] * 5, np.int32),
     np.array([[1, 1, 7], [5, 1, 3]], np.uint32),
     "stop",
+    SamplerRecord(np.arange(27, dtype=np.float32).reshape(9, 3), np.ones((9, 2), np.int32)),
 )
 
 
@@ -24,18 +27,19 @@ def part(start, end, lease_id=7, row=0):
 
 def beginning(end):
     """Returns the first tokens, which have an end if they are all."""
-    tokens, logprobs, versions, masks, finish = WHOLE
+    tokens, logprobs, versions, masks, finish, sampler = WHOLE
     return CompletionProgress(
         tokens[:end],
         logprobs[:end],
         versions[:end],
         masks[masks[:, 0] < end],
         finish if end == len(tokens) else None,
+        sampler.before(end),
     )
 
 
 def assert_equal(one, other):
-    for mine, theirs in zip(one, other, strict=True):
+    for mine, theirs in zip((*one[:-1], *one.sampler), (*other[:-1], *other.sampler), strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
 
@@ -74,7 +78,7 @@ def test_leases_that_have_ended_or_are_buffered_are_passed_over():
 
 
 def test_what_does_not_fit_is_neither_kept_nor_asked_for_until_there_is_room():
-    kept = KeptProgress(10 * BYTES)
+    kept = KeptProgress(8 * BYTES + 2 * MASK_BYTES)
     groups = live() | live(8, 4)
     assert kept.take([part(0, 4)], groups) == ([], (7,))
     assert kept.take([part(0, 4, lease_id=8)], groups) == ([], (8,)), "four tokens and a mask each"

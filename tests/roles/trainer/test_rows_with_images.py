@@ -50,7 +50,7 @@ def groups_of(seed=0, sampler=8):
     ]
     random, groups = np.random.default_rng(0), []
     for (ids, images), found in zip(PROMPTS, engine.generate(requests), strict=True):
-        columns = columns_of(found, ids, None, images)
+        columns = columns_of(found, ids, images=images)
         rewards = random.integers(0, 2, G).astype(np.float32)
         groups.append(Group(0, 0, 0, 1, rewards=rewards, **columns))
     return groups
