@@ -42,6 +42,8 @@ _LANES = 128  # A block's size is a multiple of this, as matrix units prefer.
 
 State = TypeVar("State")
 Out = TypeVar("Out")
+Cut = TypeVar("Cut")
+"""Shards of blocks of one matrix or several, as `Blocks`."""
 
 
 class Blocks(NamedTuple):
@@ -138,19 +140,32 @@ class BlockPlan(NamedTuple):
         self, body: Callable[[State, Blocks], tuple[State, Out]], state: State, blocks: Blocks
     ) -> tuple[State, Out]:
         """Scans over blocks; the next block is gathered while the current one is computed."""
+        return scan_gathered(self.gathered, body, state, blocks)
 
-        def step(
-            carry: tuple[State, Blocks], following: Blocks
-        ) -> tuple[tuple[State, Blocks], Out]:
-            state, block = carry
-            fetched = self.gathered(following)
-            state, out = body(state, block)
-            return (state, fetched), out
 
-        first, rest = (Blocks(*(x[part] for x in blocks)) for part in (0, slice(1, None)))
-        (state, last), outs = jax.lax.scan(step, (state, self.gathered(first)), rest)
-        state, out = body(state, last)
-        return state, jax.tree.map(lambda x, end: jnp.concatenate([x, end[None]]), outs, out)
+def scan_gathered(
+    gather: Callable[[Cut], Cut],
+    body: Callable[[State, Cut], tuple[State, Out]],
+    state: State,
+    blocks: Cut,
+) -> tuple[State, Out]:
+    """Scans over blocks; the next ones are gathered while the current ones are computed.
+
+    Args:
+      blocks: a pytree of arrays with a leading axis of blocks.
+    """
+
+    def step(carry: tuple[State, Cut], following: Cut) -> tuple[tuple[State, Cut], Out]:
+        state, current = carry
+        fetched = gather(following)
+        state, out = body(state, current)
+        return (state, fetched), out
+
+    first = jax.tree.map(lambda x: x[0], blocks)
+    rest = jax.tree.map(lambda x: x[1:], blocks)
+    (state, last), outs = jax.lax.scan(step, (state, gather(first)), rest)
+    state, out = body(state, last)
+    return state, jax.tree.map(lambda x, end: jnp.concatenate([x, end[None]]), outs, out)
 
 
 class Softmax(NamedTuple):
@@ -265,7 +280,7 @@ def _on_each(
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"], Float[Array, "B T"]]:
     """Computes log-probability, entropy and log Σ exp(s) of a device's own rows."""
     flat, wanted = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-    of_flat = _flat(sets)
+    of_flat = flat_sets(sets)
 
     def add(seen: Softmax, block: Blocks) -> tuple[Softmax, None]:
         scaled = plan.scaled(plan.logits(flat, block), block, of_flat)
@@ -290,7 +305,7 @@ def _on_each(
     return logprobs, entropy, log_total
 
 
-def _flat(sets: TokenSets) -> TokenSets:
+def flat_sets(sets: TokenSets) -> TokenSets:
     """Concatenates the sets of all rows."""
     return jax.tree.map(lambda words: words.reshape(-1, words.shape[-1]), sets)
 
@@ -321,7 +336,7 @@ def _gradients_on_each(
     """
     flat, wanted = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1, 1)
     entropy, log_total, by_logprob, by_entropy = (x.reshape(-1, 1) for x in of_tokens)
-    of_flat = _flat(sets)
+    of_flat = flat_sets(sets)
 
     def add(total: Float[Array, "N D"], block: Blocks) -> tuple[Array, Float[Array, "D v"]]:
         logits = plan.logits(flat, block)
