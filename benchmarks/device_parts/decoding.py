@@ -19,8 +19,8 @@ from rl_sync.models.platform import platform
 from rl_sync.plan.lowered_programs import layout_on
 from rl_sync.plan.memory_estimate import explorer_estimate
 from rl_sync.plan.roofline import decode_work
-from rl_sync.roles.assembly.build import parameters_of
 from rl_sync.roles.assembly.engines import rollout_engine
+from rl_sync.roles.assembly.parameters import parameters_of
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 

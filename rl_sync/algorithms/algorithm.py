@@ -163,6 +163,7 @@ ADVANTAGES = {
     "reinforce_pp_baseline": Advantage("advantages.reinforce_pp_baseline"),
     "remax": Advantage("returns.remax", of_tokens=True),
     "best": Advantage("advantages.best", is_positive=True),
+    "none": Advantage("advantages.none"),
     "pair": Advantage("advantages.pair", of_pairs=True),
     "demonstration": Advantage(
         "advantages.demonstration", is_positive=True, of_demonstrations=True
@@ -243,6 +244,8 @@ KL_ESTIMATORS: dict[str, AlgorithmPiece] = {
 
 
 CENTERINGS = ("off", "exact", "topk")
+DISTILLATIONS = OFF, SAMPLED, EXACT, TOPK = "off", "sampled", "exact", "topk"
+"""Ways in which a policy learns from a teacher; see `rl_sync.algorithms.distillation`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -392,6 +395,20 @@ class Algorithm:
         unit="trainer steps",
         least=0,
     )
+    distillation: str = setting(
+        "off",
+        "Divergence of the policy from its teacher (`teacher.path`), at each token of its own"
+        " completions. `sampled` adds log q − log π of the drawn token to its advantage; the loss"
+        " has the whole divergence with `exact`, and with `topk` that of the teacher's best tokens"
+        " and of all others as one.",
+        choices=DISTILLATIONS,
+    )
+    distillation_coefficient: float = setting(
+        1.0, "Weight of the divergence from the teacher.", above=0
+    )
+    distillation_top_k: int = setting(
+        64, "Tokens that distillation=topk compares one by one.", unit="tokens", least=1
+    )
     entropy_coefficient: float = setting(
         0.0, "Weight of the entropy, which is subtracted from the loss.", least=0
     )
@@ -514,6 +531,11 @@ class Algorithm:
     def needs_reference(self) -> bool:
         """Says whether there is a reference model."""
         return self.kl_coefficient > 0 or LOSSES[self.loss].needs_reference
+
+    @property
+    def has_teacher(self) -> bool:
+        """Says whether the policy learns from a teacher."""
+        return self.distillation != OFF
 
     @property
     def needs_baselines(self) -> bool:

@@ -109,6 +109,11 @@ PUBLISHED: dict[str, Published] = {
         dict(_NO_KL, advantage="dr_grpo", loss="topr", aggregation="sequence_sum_mean"),
         "arXiv:2503.14286",
     ),
+    "on_policy_distillation": Published(
+        "Follows a teacher at each token that the policy drew; rewards are only recorded.",
+        dict(_NO_KL, advantage="none", aggregation="token_mean", distillation="sampled"),
+        "arXiv:2306.13649",
+    ),
     "decoupled_ppo": Published(
         "PPO's clipping around a recent policy, weighted for data of older ones.",
         dict(

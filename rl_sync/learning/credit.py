@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from rl_sync.algorithms import returns, shaping
 from rl_sync.algorithms.algorithm import ADVANTAGES, KL_ESTIMATORS, call
+from rl_sync.algorithms.distillation import sampled_advantages
 from rl_sync.algorithms.masking import centered, whiten
 from rl_sync.algorithms.returns import AdvantageEstimate
 from rl_sync.algorithms.sequences import (
@@ -36,6 +37,7 @@ def give(
     ref_logprobs: Float[Array, "B T"] | None = None,
     values: Float[Array, "B T"] | None = None,
     kl_coefficient: Float[Array, ""] | None = None,
+    teacher_logprobs: Float[Array, "B T"] | None = None,
 ) -> tuple[AdvantageEstimate, OfSequence, Metrics]:
     """Assigns credit to a whole batch, so that statistics cover all of it.
 
@@ -43,6 +45,7 @@ def give(
       ref_logprobs: logprobs of the reference model, for a divergence in the reward.
       values: value before each token, for advantages that use a critic.
       kl_coefficient: weight of the divergence; None for the algorithm's value.
+      teacher_logprobs: logprobs of the teacher, for advantages from them.
 
     Returns:
       (estimate, weights, metrics). The estimate has advantages, and returns if there are values.
@@ -59,6 +62,12 @@ def give(
         coefficient = algorithm.kl_coefficient if kl_coefficient is None else kl_coefficient
         penalty = jnp.where(mask, coefficient * kl, 0.0)
     estimate, of_trajectories = _estimated(loss, batch, judged, values, penalty)
+    if teacher_logprobs is not None:
+        taught = sampled_advantages(rows.behavior_logprobs, teacher_logprobs)
+        taught = jnp.where(mask, algorithm.distillation_coefficient * taught, 0.0)
+        estimate = estimate._replace(advantages=estimate.advantages + taught)
+        total = trajectory_totals(taught, mask, rows.sequences, batch.rewards.size)
+        of_trajectories += total / jnp.maximum(judged.lengths, 1)
     metrics = _token_metrics(mask, estimate, weights, values)
     if loss.outcome_weights or algorithm.overlong_tokens:
         alike = ~shaping.has_spread(judged.outcomes, loss.group_size)
@@ -72,7 +81,7 @@ def give(
         for name, value in statistics.items()
     }
     metrics[ADVANTAGES_NAME] = of_trajectories
-    if ADVANTAGES[algorithm.advantage].of_tokens:
+    if ADVANTAGES[algorithm.advantage].of_tokens or teacher_logprobs is not None:
         metrics[TOKEN_ADVANTAGES] = estimate.advantages
     return estimate, weights, metrics
 

@@ -7,6 +7,7 @@ recorded tokens of a sampler. In routes, C is the experts of a token.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -22,11 +23,12 @@ from rl_sync.models.logprobs import (
     next_distribution,
     next_logprobs,
 )
-from rl_sync.models.sharding import constrain
+from rl_sync.models.sharding import constrain, cuts_positions
 from rl_sync.models.token_sets import LogprobSettings, TokenSets, kept_at, seen_at
 from rl_sync.models.transformer import hidden_states, output_projection
 from rl_sync.models.vision.projector import Seen
 from rl_sync.models.vision.tower import image_features
+from rl_sync.models.vocabulary.teacher_blocks import Scored
 from rl_sync.types import Packing, Params, RowImages, Rows, SharedPrompts
 
 
@@ -74,12 +76,18 @@ class Outputs(NamedTuple):
         sequence's first token has no meaning.
       distribution: log-probabilities of other tokens at each token, in the order of
         `RowInputs.sampler_ids`; None without `Forward.centers`.
+      divergence: divergence from a teacher; None without one.
     """
 
     logprobs: Float[Array, "B T"]
     entropy: Float[Array, "B T"]
     values: Float[Array, "B T"] | None
     distribution: Float[Array, "B T K"] | None = None
+    divergence: Float[Array, "B T"] | None = None
+
+
+Compare = Callable[[Scored, RowInputs, TokenSets], Float[Array, "B C"]]
+"""A function of the inputs of a policy's logits, before each target, to a figure of each target."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +139,12 @@ class Forward:
         return hidden_scalars(params, self._hidden(params, rows._replace(routes=None)))
 
     def outputs(
-        self, trained: Params, critic: Params | None, frozen: Params, rows: RowInputs
+        self,
+        trained: Params,
+        critic: Params | None,
+        frozen: Params,
+        rows: RowInputs,
+        compare: Compare | None = None,
     ) -> Outputs:
         """Computes log-probability, entropy and value of each token.
 
@@ -143,22 +156,53 @@ class Forward:
           critic: either a scalar head alone, which is applied to the policy's trunk in the same
             pass; or a head with the trained parameters of its own model, for a second pass.
           frozen: parameters that both models share.
+          compare: computes the divergence from a teacher; None without one.
         """
         params = self.join(trained, frozen)
         hidden = self._hidden(params, rows)
         found = self._logprobs(params, hidden, rows)
+        if compare is not None:
+            policy = self._scored(params, hidden, rows.packing)
+            compared = compare(policy, rows, self._sets_before(rows))
+            compared = _at_targets(compared, rows.packing, rows.tokens.shape[1])
+            found = found._replace(divergence=compared)
         if critic is None:
             return found
         if not _is_head(critic):
             hidden = self._hidden(self.join(critic, frozen), rows._replace(routes=None))
         return found._replace(values=_values(critic, hidden, rows.packing))
 
+    def scored(self, params: Params, rows: RowInputs) -> Scored:
+        """Computes the inputs of the logits of each target; see `Compare`."""
+        return self._scored(params, self._hidden(params, rows), rows.packing)
+
+    def _scored(
+        self, params: Params, hidden: Float[Array, "B T D"], packing: Packing | None
+    ) -> Scored:
+        if (prompts := _shared(packing)) is not None:
+            hidden = constrain(_taken(hidden, prompts.before), "batch", "length", "embed")
+        elif not cuts_positions():
+            hidden = hidden[:, :-1]
+        return Scored(output_projection(self.model, params), hidden)
+
+    def _sets_before(self, rows: RowInputs) -> TokenSets:
+        """Returns the sampling sets of the targets of `scored`."""
+        sets = self._sets(constrain(rows.tokens, "batch"), rows.packing, rows.masks)
+        if _shared(rows.packing) is not None or not cuts_positions():
+            return sets
+        return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, 1), (0, 0))), sets)
+
+    @property
+    def settings(self) -> LogprobSettings:
+        """The distribution of log-probabilities, and the memory for computing them."""
+        return LogprobSettings(self.temperature, self.logits_bytes, self.repetition_penalty)
+
     def _logprobs(self, params: Params, hidden: Float[Array, "B T D"], rows: RowInputs) -> Outputs:
         """Computes outputs without values."""
         tokens, prompts = constrain(rows.tokens, "batch"), _shared(rows.packing)
         sets = self._sets(tokens, rows.packing, rows.masks)
         kernel = output_projection(self.model, params)
-        settings = LogprobSettings(self.temperature, self.logits_bytes, self.repetition_penalty)
+        settings = self.settings
         ids, distribution = rows.sampler_ids, None
         if prompts is None:
             logprobs, entropy = hidden_logprobs(kernel, hidden, tokens, settings, sets)
@@ -245,6 +289,15 @@ def _shared(packing: Packing | None) -> SharedPrompts | None:
 def _taken(values: Shaped[Array, "B T ..."], where: Int[Array, "B C"]) -> Shaped[Array, "B C ..."]:
     """Gathers values of each row at given positions."""
     return jax.vmap(lambda row, at: row.at[at].get(mode="clip"))(values, where)
+
+
+def _at_targets(
+    found: Float[Array, "B C"], packing: Packing | None, row_tokens: int
+) -> Float[Array, "B T"]:
+    """Aligns figures of targets, as `Forward.scored` has them, with the tokens; 0 elsewhere."""
+    if (prompts := _shared(packing)) is not None:
+        return _put(found, prompts, row_tokens)
+    return jnp.pad(found[:, : row_tokens - 1], ((0, 0), (1, 0)))
 
 
 def _put(values: Float[Array, "B C ..."], prompts: SharedPrompts, row_tokens: int) -> Array:

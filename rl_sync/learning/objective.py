@@ -80,6 +80,7 @@ class BatchExperience(NamedTuple):
         trainer's.
       proximal_sampler: log-probabilities of the sampler's outcomes by the policy at the step's
         start, if the algorithm needs them and they differ from the current ones.
+      teacher_logprobs: logprobs of the teacher, if drawn tokens have advantages from them.
     """
 
     rows: Rows
@@ -91,6 +92,7 @@ class BatchExperience(NamedTuple):
     values: Float[Array, "B T"] | None = None
     recorded_logprobs: Float[Array, "B T"] | None = None
     proximal_sampler: Float[Array, "B T outcomes"] | None = None
+    teacher_logprobs: Float[Array, "B T"] | None = None
 
     def named(self) -> dict[str, object]:
         """Returns all fields by the names that the pieces of algorithms use."""
@@ -211,11 +213,11 @@ def policy_loss(
     up to the total. `summary` combines the metrics of updates into a step's metrics.
 
     Args:
-      outputs: the policy's logprobs and entropy.
+      outputs: the policy's logprobs and entropy; and what score centering and a teacher need.
       totals: figures of the whole update.
     """
     known, mask = experience, experience.rows.completion_mask
-    logprobs, entropy = outputs.logprobs, outputs.entropy
+    logprobs, entropy, divergence = outputs.logprobs, outputs.entropy, outputs.divergence
     given = {**vars(algorithm), **totals._asdict(), **known.named()}
 
     def reduced(values: Float[Array, "B T"]) -> Float[Array, ""]:
@@ -232,6 +234,8 @@ def policy_loss(
     if known.ref_logprobs is not None and algorithm.kl_place == "loss":
         kl = KL_ESTIMATORS[algorithm.kl_estimator].function(logprobs, known.ref_logprobs)
         loss = loss + totals.kl_coefficient * reduced(kl * known.weights)
+    if divergence is not None:
+        loss = loss + algorithm.distillation_coefficient * reduced(divergence * known.weights)
     if algorithm.entropy_coefficient:
         loss = loss - algorithm.entropy_coefficient * reduced(entropy * known.weights)
     current, clips = jax.lax.stop_gradient(logprobs), LOSSES[algorithm.loss].clipped
@@ -247,6 +251,12 @@ def policy_loss(
     )
     for name, values in of_centering.items():
         metrics[name] = aggregation.token_mean(values, mask, totals.token_count)
+    if known.teacher_logprobs is not None:
+        divergence = k3(current, known.teacher_logprobs)
+    if divergence is not None:
+        metrics["kl_teacher"] = aggregation.token_mean(
+            jax.lax.stop_gradient(divergence), mask, totals.token_count
+        )
     return loss, {"loss": loss, "policy_loss": policy, **metrics}
 
 

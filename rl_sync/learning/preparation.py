@@ -12,12 +12,14 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from rl_sync.algorithms.algorithm import SAMPLED
 from rl_sync.algorithms.centering import with_rest
 from rl_sync.learning import credit, objective
 from rl_sync.learning.drawing_versions import KeptVersions, Scores, scored
 from rl_sync.learning.forward import Forward, RowInputs
 from rl_sync.learning.microbatches import OfRows, map_rows
 from rl_sync.learning.objective import BatchExperience, LossConfig, Metrics
+from rl_sync.learning.teachers import Teacher
 from rl_sync.learning.train_state import TrainState
 from rl_sync.models.sharding import constrain
 from rl_sync.types import Params, Rows, TrainBatch
@@ -50,18 +52,26 @@ class Preparation:
         if self.kept is None or self.kept.count or self.updates > 1:
             return False
         algorithm = self.loss.algorithm
+        if algorithm.distillation == SAMPLED:
+            return False
         return not algorithm.looks_ahead and not (
             algorithm.needs_reference and algorithm.kl_place == "reward"
         )
 
     def experience(
-        self, state: TrainState, trained: Params, frozen: Params, batch: TrainBatch
+        self,
+        state: TrainState,
+        trained: Params,
+        frozen: Params,
+        batch: TrainBatch,
+        teacher: Teacher | None = None,
     ) -> tuple[BatchExperience, Metrics]:
         """Computes the inputs of a step's losses from its batch, and metrics of the batch.
 
         Args:
           state: state before the step.
           trained, frozen: the policy's parameters.
+          teacher: the policy's teacher, if it has one.
         """
         rows, mask = batch.rows, batch.rows.completion_mask
         staleness = jnp.where(mask, state.step - rows.policy_versions, 0)
@@ -79,8 +89,14 @@ class Preparation:
                 rows, state.step, trained, state.drawing, scores_of, start=proximal
             )
             batch = batch._replace(rows=rows)
-        weight = state.kl_coefficient
-        estimate, weights, metrics = credit.give(self.loss, batch, ref_logprobs, values, weight)
+        weight, teacher_logprobs = state.kl_coefficient, None
+        if teacher is not None and self.loss.algorithm.distillation == SAMPLED:
+            teacher_logprobs = self._by_rows(
+                lambda some: teacher.logprobs(RowInputs.of(some)), rows
+            )
+        estimate, weights, metrics = credit.give(
+            self.loss, batch, ref_logprobs, values, weight, teacher_logprobs
+        )
         metrics = _replicated(metrics)
         if ref_logprobs is not None:
             metrics["kl_coefficient"] = jnp.float32(
@@ -100,6 +116,7 @@ class Preparation:
             values=values,
             recorded_logprobs=recorded,
             proximal_sampler=None if proximal is None else proximal.sampler,
+            teacher_logprobs=teacher_logprobs,
         )
         return experience, metrics
 

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float
 
 from rl_sync.learning import demonstration_loss, objective
 from rl_sync.learning.critic import Critic, CriticState, value_loss
-from rl_sync.learning.forward import Forward, RowInputs
+from rl_sync.learning.forward import Compare, Forward, RowInputs
 from rl_sync.learning.loss_scale import NORMS, LossScale, next_scale
 from rl_sync.learning.microbatches import gradient
 from rl_sync.learning.objective import (
@@ -217,9 +217,11 @@ class PolicyUpdate(Update[BatchExperience, Totals]):
     Attributes:
       scores: whether the update's log-probabilities are those of the weights that drew the tokens;
         see `Preparation.scores_in_update`.
+      compare: computes the divergence from a teacher, if the loss has it.
     """
 
     scores: bool = False
+    compare: Compare | None = None
 
     def _has_tokens(self, share: BatchExperience) -> Bool[Array, ""]:
         # Tokens of unjudged completions are masked.
@@ -241,7 +243,7 @@ class PolicyUpdate(Update[BatchExperience, Totals]):
         trained, rows = self._held(trained), known.rows
         if self.critic is not None and critic is not None:
             critic = self.critic.held(critic, self.policy.abstract)
-        found = self.forward.outputs(trained, critic, frozen, RowInputs.of(rows))
+        found = self.forward.outputs(trained, critic, frozen, RowInputs.of(rows), self.compare)
         if self.scores:
             # The sampler is the policy itself, whose score has the expectation 0.
             drawn = rows._replace(

@@ -25,9 +25,10 @@ from rl_sync.plan.roofline import decode_work, step_work
 from rl_sync.plan.targets import Target, target
 from rl_sync.role_names import TRAINER, explorer_name, split
 from rl_sync.roles.assembly import wiring
-from rl_sync.roles.assembly.build import parameters_of, trainer_of
+from rl_sync.roles.assembly.build import trainer_of
 from rl_sync.roles.assembly.colocation import allot
 from rl_sync.roles.assembly.engines import rollout_engine
+from rl_sync.roles.assembly.parameters import parameters_of
 from rl_sync.roles.assembly.program_list import TRAINING, explorer_programs, trainer_programs
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run_settings import RunSettings

@@ -12,8 +12,9 @@ import jax
 from rl_sync.models.platform import Platform, compiling_for
 from rl_sync.models.sharding import Layout, using
 from rl_sync.roles.assembly import wiring
-from rl_sync.roles.assembly.build import parameters_of, trainer_of
+from rl_sync.roles.assembly.build import trainer_of
 from rl_sync.roles.assembly.engines import rollout_changes, rollout_engine
+from rl_sync.roles.assembly.parameters import parameters_of
 from rl_sync.rollout.buckets import power_of_two
 from rl_sync.rollout.engine_programs import LEAST_STOP_IDS, CompiledProgram
 from rl_sync.rollout.image_features import MOST_TILES

@@ -36,8 +36,8 @@ from rl_sync.models.vocabulary.vocabulary_blocks import plan_of
 from rl_sync.plan import model_memory
 from rl_sync.plan.lowered_programs import rollout_programs
 from rl_sync.roles.assembly import wiring
-from rl_sync.roles.assembly.build import parameters_of
-from rl_sync.roles.assembly.parameters import Parameters
+from rl_sync.roles.assembly.parameters import Parameters, parameters_of
+from rl_sync.roles.teacher_model import teacher_model
 from rl_sync.sampling_masks import word_count
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
@@ -105,7 +105,7 @@ class MemoryEstimate:
 def step_estimate(settings: RunSettings, task: Task, platform: Platform) -> MemoryEstimate:
     """Estimates the trainer's step on its largest batch."""
     model, layout = wiring.trainer_model(settings, task), settings.trainer_layout
-    held, offloaded = _state(settings, model, layout)
+    held, offloaded = _state(settings, task, model, layout)
     rows, row_tokens = rows_at_once(settings, task)
     own_tokens = _own_positions(layout, row_tokens)
     made = {"gradients": model_memory.device_bytes(_trained(model, layout))}
@@ -257,7 +257,7 @@ def _tower_work(model: ModelConfig, layout: Layout, tiles: int) -> int:
 
 
 def _state(
-    settings: RunSettings, model: ModelConfig, layout: Layout
+    settings: RunSettings, task: Task, model: ModelConfig, layout: Layout
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Returns the bytes of a state on each device, and of its offloaded parts."""
     trained = _trained(model, layout)
@@ -269,6 +269,9 @@ def _state(
     }
     if settings.algorithm.needs_reference:
         held["reference"] = model_memory.device_bytes(as_computed_abstract(model, trained))
+    if (teacher := teacher_model(settings, task)) is not None:
+        whole = as_computed_abstract(teacher, abstract_params(teacher, layout))
+        held["teacher"] = model_memory.device_bytes(whole)
     if (kept := wiring.kept_versions(settings)) is not None:
         version = model_memory.device_bytes(as_computed_abstract(model, trained))
         held["earlier versions"] = kept.count * version
@@ -281,7 +284,8 @@ def _state(
     trainer, apart = settings.trainer, {}
     for name in list(held):
         if trainer.offload_optimizer if "optimizer" in name else (
-            trainer.offload_reference and name == "reference"
+            (trainer.offload_reference and name == "reference")
+            or (settings.teacher.offload and name == "teacher")
         ):  # fmt: skip
             apart[name] = held.pop(name)
     return held, apart

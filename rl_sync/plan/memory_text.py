@@ -18,7 +18,7 @@ from rl_sync.plan.memory_estimate import (
     step_estimate,
 )
 from rl_sync.roles.assembly import wiring
-from rl_sync.roles.assembly.build import parameters_of
+from rl_sync.roles.assembly.parameters import parameters_of
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
 from rl_sync.weights import link

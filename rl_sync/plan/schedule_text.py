@@ -146,9 +146,12 @@ def _algorithm(settings: RunSettings) -> str:
     if one.needs_values:
         own = settings.critic.model == "own"
         critic = f", critic {'with a model of its own' if own else 'on the policy'}"
+    teacher = ""
+    if one.has_teacher:
+        teacher = f", {one.distillation} distillation of {settings.teacher.path}"
     return (
         f"  algorithm {one.name}: {one.advantage} advantages, {one.loss} to the {one.proximal}"
-        f" policy,{correction} {one.aggregation}{kl}{critic}"
+        f" policy,{correction} {one.aggregation}{kl}{critic}{teacher}"
     )
 
 

@@ -184,6 +184,13 @@ _POLICY = (
         verl="actor/kl_loss",
     ),
     Metric(
+        "kl_teacher",
+        "Divergence of the policy from its teacher, mean over tokens: over the vocabulary with"
+        " `algorithm.distillation=exact`, at least its part of `topk`, or k3 of the drawn tokens.",
+        unit="nats",
+        normal="falls",
+    ),
+    Metric(
         "kl_coefficient",
         "Weight of that divergence in the step.",
         verl="actor/reward_kl_penalty_coeff",

@@ -15,7 +15,6 @@ from jaxtyping import Array, Float
 
 from rl_sync.isolation.worker_program import is_worker
 from rl_sync.models.config import DTYPES, ModelConfig
-from rl_sync.models.huggingface.files import read_object
 from rl_sync.models.huggingface.loading import load_params
 from rl_sync.models.huggingface.reading import load_config, locate
 from rl_sync.models.mesh_shape import MeshShape
@@ -23,6 +22,7 @@ from rl_sync.models.placement import abstract_params, cast_abstract, put
 from rl_sync.models.sharding import Layout, using
 from rl_sync.roles.assembly import wiring
 from rl_sync.roles.saved_policy import (
+    is_run,
     model_of_run,
     policy_of_run,
     require_snapshot,
@@ -36,7 +36,6 @@ from rl_sync.tasks.tokenizers.pretrained import TokenizerConfig
 from rl_sync.tasks.tokenizers.prompt_messages import encode_asked
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
 from rl_sync.types import Params
-from rl_sync.workdir import Workdir
 
 _LEAST_LENGTH = 16
 Step = int | str | None
@@ -182,15 +181,6 @@ class Served:
 
     def _width(self, length: int) -> int:
         return max(_LEAST_LENGTH, 2 ** math.ceil(math.log2(max(1, length))))
-
-
-def is_run(path: str) -> bool:
-    """Says whether a path is the work directory of a run."""
-    try:
-        values = read_object(Workdir(_workdir(path)).config)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return "trainer" in values and "model_type" not in values
 
 
 def _workdir(path: str) -> Path:

@@ -16,12 +16,12 @@ from rl_sync.models.huggingface.reading import locate
 from rl_sync.reward_models.model_on_devices import (
     ModelSite,
     Served,
-    is_run,
     model_of,
     require_fit,
     tokenizer_of,
 )
 from rl_sync.rewards.judgement import Completion, Judgement, Row
+from rl_sync.roles.saved_policy import is_run
 from rl_sync.tasks.tokenizers.prompt_messages import encode_asked, is_begun
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
 from rl_sync.types import Params

@@ -12,10 +12,10 @@ from rl_sync.checkpoints.snapshots import SnapshotError, latest_snapshot, snapsh
 from rl_sync.configs import base
 from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
+from rl_sync.models.huggingface.files import read_object
 from rl_sync.models.sharding import Layout
 from rl_sync.roles.assembly import wiring
-from rl_sync.roles.assembly.build import parameters_of
-from rl_sync.roles.assembly.parameters import Parameters
+from rl_sync.roles.assembly.parameters import Parameters, parameters_of
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError, read_config, require
 from rl_sync.settings.run_settings import RunSettings
@@ -41,6 +41,15 @@ class RunPolicy(NamedTuple):
     step: int
     model: ModelConfig
     params: Params
+
+
+def is_run(path: str) -> bool:
+    """Says whether a path is the work directory of a run."""
+    try:
+        values = read_object(Workdir(Path(path).expanduser()).config)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return "trainer" in values and "model_type" not in values
 
 
 def settings_of_run(workdir: Path) -> RunSettings:

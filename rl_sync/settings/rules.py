@@ -20,6 +20,7 @@ from rl_sync.algorithms.algorithm import (
     CORRECTIONS,
     LOSSES,
     PUBLISHED_CORRECTIONS,
+    SAMPLED,
 )
 from rl_sync.algorithms.screening import UNBOUNDED
 from rl_sync.environments.environment_catalog import (
@@ -621,6 +622,34 @@ RULES: dict[str, Rule] = {
         f"algorithm.loss={s.algorithm.loss} takes one advantage a trajectory, but"
         f" algorithm.advantage={s.algorithm.advantage} makes one a token: use"
         " algorithm.advantage=reinforce_pp_baseline, or dr_grpo.",
+    ),
+    "teacher.path, algorithm.distillation": lambda s: require(
+        (s.teacher.path is not None) == s.algorithm.has_teacher,
+        f"algorithm.distillation={s.algorithm.distillation} with teacher.path={s.teacher.path!r}: a"
+        " teacher is for distillation, which needs one. Set both, such as"
+        " algorithm.distillation=exact and teacher.path=DIRECTORY, or leave out both.",
+    ),
+    "teacher.step, teacher.path": lambda s: require(
+        s.teacher.step is None or s.teacher.path is not None,
+        f"teacher.step={s.teacher.step} names a snapshot of the run in teacher.path: set it.",
+    ),
+    "algorithm.distillation, algorithm.name": lambda s: require(
+        s.algorithm.generates or not s.algorithm.has_teacher,
+        f"algorithm.distillation={s.algorithm.distillation} is on the policy's own completions, and"
+        f" algorithm.name={s.algorithm.name} generates none: use"
+        " algorithm.name=on_policy_distillation.",
+    ),
+    "algorithm.advantage, algorithm.distillation": lambda s: require(
+        s.algorithm.advantage != "none" or s.algorithm.has_teacher,
+        "algorithm.advantage=none leaves rewards out, so that only a teacher teaches: set"
+        " algorithm.distillation, or use another advantage.",
+    ),
+    "algorithm.distillation, algorithm.loss": lambda s: require(
+        s.algorithm.distillation != SAMPLED
+        or not (LOSSES[s.algorithm.loss].of_trajectories or LOSSES[s.algorithm.loss].of_pairs),
+        f"algorithm.distillation=sampled gives each token an advantage of its own, but"
+        f" algorithm.loss={s.algorithm.loss} takes one a trajectory: use"
+        " algorithm.distillation=exact or topk, or another loss.",
     ),
     "algorithm.name, sync.mode, algorithm.allow_unsafe": _bears_staleness,
     "algorithm.name, explorer.quantization, algorithm.allow_unsafe": _bears_quantization,

@@ -33,6 +33,7 @@ from rl_sync.settings.records import ConfigValues
 from rl_sync.settings.replay_settings import ExperienceSettings, ReplaySettings
 from rl_sync.settings.rollout_settings import RolloutSettings
 from rl_sync.settings.sync_settings import SyncSettings
+from rl_sync.settings.teacher_settings import TeacherSettings
 from rl_sync.settings.trainer_settings import SnapshotSettings, TrainerSettings
 from rl_sync.tasks import mixture
 from rl_sync.tasks.curriculum import CurriculumSettings
@@ -90,6 +91,9 @@ class RunSettings:
     )
     critic: CriticConfig = section(
         CriticConfig, "Critic of algorithms whose advantages are taken from values."
+    )
+    teacher: TeacherSettings = section(
+        TeacherSettings, "Teacher that the policy is distilled from."
     )
     optimizer: OptimizerConfig = section(OptimizerConfig, "Optimizer and learning rates.")
     trainer: TrainerSettings = section(

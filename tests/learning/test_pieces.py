@@ -59,7 +59,7 @@ def test_the_arguments_of_a_piece_say_what_it_needs():
     assert {name for name, one in advantages if one.needs_values} == {"gae", "n_step"}
     assert {name for name, one in advantages if one.needs_baselines} == {"remax"}
     assert {name for name, one in advantages if one.needs_parts} == {"gdpo"}
-    alone = {"gae", "n_step", "remax", "reinforce_pp", "demonstration"}
+    alone = {"gae", "n_step", "remax", "reinforce_pp", "demonstration", "none"}
     assert {name for name, one in advantages if not one.compares_groups} == alone
     assert {name for name, one in losses if one.needs_reference} == {"dpo"}
     assert {name for name, one in losses if one.clips} == {

@@ -17,7 +17,7 @@ from rl_sync.plan.memory_estimate import (
 )
 from rl_sync.plan.memory_text import describe_images, describe_memory, format_bytes
 from rl_sync.roles.assembly import wiring
-from rl_sync.roles.assembly.build import parameters_of
+from rl_sync.roles.assembly.parameters import parameters_of
 from tests.plan.test_memory_text import settings_with
 
 SIDE, TOKENS, WIDTH = 16, 4, 32

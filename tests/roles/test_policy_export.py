@@ -16,8 +16,8 @@ from rl_sync.images import Image
 from rl_sync.models import lora
 from rl_sync.models.huggingface.reading import load_config
 from rl_sync.roles.assembly import wiring
-from rl_sync.roles.assembly.build import parameters_of
 from rl_sync.roles.assembly.checkpoint_frame import frame_of
+from rl_sync.roles.assembly.parameters import parameters_of
 from rl_sync.roles.policy_export import export, export_adapters
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError

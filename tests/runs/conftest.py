@@ -30,7 +30,8 @@ from rl_sync.records.run_records import RunRecords
 from rl_sync.records.span_reader import read_spans
 from rl_sync.records.spans import Span, SpanKind
 from rl_sync.roles.assembly import wiring
-from rl_sync.roles.assembly.build import parameters_of, trainer_of
+from rl_sync.roles.assembly.build import trainer_of
+from rl_sync.roles.assembly.parameters import parameters_of
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.workdir import Workdir

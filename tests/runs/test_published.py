@@ -10,7 +10,8 @@ from rl_sync.models import lora
 from rl_sync.models.heads import HEAD
 from rl_sync.records.metrics import read_metrics
 from rl_sync.roles.assembly import wiring
-from rl_sync.roles.assembly.build import parameters_of, trainer_of
+from rl_sync.roles.assembly.build import trainer_of
+from rl_sync.roles.assembly.parameters import parameters_of
 from rl_sync.transfers.checkpoint import CheckpointPuller
 from tests.models.meshes import layout
 from tests.runs.conftest import assert_same_bits, flags

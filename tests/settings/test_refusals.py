@@ -308,6 +308,37 @@ EXAMPLES = {
             "kl_target=0.1 has no weight to adapt",
         ),
     ],
+    "teacher.path, algorithm.distillation": [
+        (GRPO | {"algorithm__distillation": "exact"}, "exact with teacher.path=None"),
+        (GRPO | {"teacher__path": "there"}, "distillation=off with teacher.path='there'"),
+    ],
+    "teacher.step, teacher.path": [
+        ({"teacher__step": "best"}, "teacher.step=best names a snapshot of the run"),
+    ],
+    "algorithm.distillation, algorithm.name": [
+        (
+            {
+                "algorithm__name": "sft",
+                "algorithm__distillation": "topk",
+                "teacher__path": "there",
+            },
+            "algorithm.name=sft generates none",
+        ),
+    ],
+    "algorithm.advantage, algorithm.distillation": [
+        (GRPO | {"algorithm__advantage": "none"}, "so that only a teacher teaches"),
+    ],
+    "algorithm.distillation, algorithm.loss": [
+        (
+            GRPO
+            | {
+                "algorithm__loss": "topr",
+                "algorithm__distillation": "sampled",
+                "teacher__path": "there",
+            },
+            "algorithm.loss=topr takes one a trajectory",
+        ),
+    ],
     "algorithm.loss, algorithm.advantage: tokens": [
         (
             GRPO | {"algorithm__loss": "topr", "algorithm__advantage": "gae"},
@@ -729,6 +760,7 @@ def test_only_algorithms_that_take_no_notice_of_the_old_policy_are_dangerous():
                 algorithm__name=name,
                 algorithm__allow_unsafe=True,
                 trainer__group_size=2,
+                teacher__path="there" if ALGORITHMS[name].has_teacher else None,
             )
         )
     }

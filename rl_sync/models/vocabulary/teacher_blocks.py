@@ -11,7 +11,7 @@ compared, v tokens of the vocabulary in a block.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +51,8 @@ def _planned(of: Scored, settings: LogprobSettings) -> BlockPlan:
 
 def _spec(plan: BlockPlan) -> Scored:
     """Shardings of the inputs of logits."""
-    return Scored(plan.cuts.matrix_spec, plan.cuts.row_spec)
+    specs: tuple[Any, ...] = plan.cuts.matrix_spec, plan.cuts.row_spec
+    return Scored(*specs)
 
 
 class BestTokens(NamedTuple):
@@ -110,12 +111,12 @@ def block_divergence(
 
     Args:
       policy: gradients flow to it.
-      teacher: its vocabulary may be longer; tokens that the policy does not know are left out.
+      teacher: a model of the same vocabulary.
       settings: see `block_logprobs`.
       sets: see `next_logprobs`.
     """
-    shared = teacher.kernel[: policy.kernel.shape[0]]
-    teacher = jax.lax.stop_gradient(teacher._replace(kernel=shared))
+    assert len(policy.kernel) == len(teacher.kernel)
+    teacher = jax.lax.stop_gradient(teacher)
     plans = [_planned(one, settings) for one in (policy, teacher)]
     size = min(plan.size for plan in plans)
     both = _Plans(*(plan._replace(size=size) for plan in plans))
@@ -138,7 +139,7 @@ class _Compared(NamedTuple):
 
 
 def _compared(plans: _Plans, policy: Scored, teacher: Scored, sets: TokenSets) -> _Compared:
-    rows = plans.policy.cuts.row_spec
+    rows: Any = plans.policy.cuts.row_spec
     return plans.policy.cuts.mapped(
         functools.partial(_compared_on_each, plans),
         policy,
@@ -289,7 +290,7 @@ def best_tokens(
     """
     teacher = jax.lax.stop_gradient(teacher)
     plan = _planned(teacher, settings)
-    rows = plan.cuts.row_spec
+    rows: Any = plan.cuts.row_spec
     return plan.cuts.mapped(
         functools.partial(_best_on_each, plan, count),
         teacher,
@@ -299,7 +300,7 @@ def best_tokens(
     )
 
 
-class _Seen(NamedTuple):
+class _SomeLogits(NamedTuple):
     """Values of each token over the vocabulary so far, for scaled logits s.
 
     Attributes:
@@ -312,18 +313,18 @@ class _Seen(NamedTuple):
     some: Float[Array, "N K"]
 
     @classmethod
-    def nothing(cls, some: Float[Array, "N K"]) -> _Seen:
+    def nothing(cls, some: Float[Array, "N K"]) -> _SomeLogits:
         """Returns the values before the first block."""
         none = jnp.zeros(some.shape[0])
         return cls(none - jnp.inf, none, some)
 
-    def and_block(self, scaled: Float[Array, "N v"], some: Float[Array, "N K"]) -> _Seen:
+    def and_block(self, scaled: Float[Array, "N v"], some: Float[Array, "N K"]) -> _SomeLogits:
         """Returns the values after one more block."""
         highest = jnp.maximum(self.highest, scaled.max(axis=-1))
         more = jnp.exp(scaled - highest[:, None]).sum(axis=-1)
-        return _Seen(highest, self.total * jnp.exp(self.highest - highest) + more, some)
+        return _SomeLogits(highest, self.total * jnp.exp(self.highest - highest) + more, some)
 
-    def over(self, axes: tuple[str, ...]) -> _Seen:
+    def over(self, axes: tuple[str, ...]) -> _SomeLogits:
         """Combines sums of devices that have different parts of the vocabulary."""
         if not axes:
             return self
@@ -340,7 +341,9 @@ class _Seen(NamedTuple):
 def _best_on_each(plan: BlockPlan, count: int, teacher: Scored, sets: TokenSets) -> BestTokens:
     of_flat = flat_sets(sets)
 
-    def add(before: tuple[_Seen, Array], block: Blocks) -> tuple[tuple[_Seen, Array], None]:
+    def add(
+        before: tuple[_SomeLogits, Array], block: Blocks
+    ) -> tuple[tuple[_SomeLogits, Array], None]:
         seen, ids = before
         scaled = plan.scaled(plan.logits(teacher.flat, block), block, of_flat)
         there = jnp.broadcast_to(block.ids, scaled.shape)
@@ -352,7 +355,7 @@ def _best_on_each(plan: BlockPlan, count: int, teacher: Scored, sets: TokenSets)
         return (seen.and_block(scaled, best), ids), None
 
     shape = (len(teacher.flat), count)
-    start = _Seen.nothing(jnp.full(shape, -jnp.inf)), jnp.zeros(shape, jnp.int32)
+    start = _SomeLogits.nothing(jnp.full(shape, -jnp.inf)), jnp.zeros(shape, jnp.int32)
     blocks = plan.blocks(teacher.kernel, teacher.hidden.dtype)
     (seen, ids), _ = plan.scan(add, start, blocks)
     axes, best = plan.cuts.apart, seen.some
@@ -360,8 +363,8 @@ def _best_on_each(plan: BlockPlan, count: int, teacher: Scored, sets: TokenSets)
         every = (jax.lax.all_gather(x, axes, axis=1, tiled=True) for x in (best, ids))
         best, ids = _best_of(count, *every)
     logprobs = best - seen.over(axes).log_total[:, None]
-    shape = (*teacher.hidden.shape[:2], count)
-    return BestTokens(ids.reshape(shape), logprobs.reshape(shape))
+    rows = teacher.hidden.shape[:2]
+    return BestTokens(ids.reshape(*rows, count), logprobs.reshape(*rows, count))
 
 
 def _best_of(
@@ -446,12 +449,12 @@ def _given_on_each(
     """Computes log-probabilities of a device's own rows, and log Σ exp(s)."""
     of_flat, wanted = flat_sets(sets), ids.reshape(-1, ids.shape[-1])
 
-    def add(seen: _Seen, block: Blocks) -> tuple[_Seen, None]:
+    def add(seen: _SomeLogits, block: Blocks) -> tuple[_SomeLogits, None]:
         scaled = plan.scaled(plan.logits(policy.flat, block), block, of_flat)
         return seen.and_block(scaled, seen.some + _chosen(plan, block.ids, wanted, scaled)), None
 
     blocks = plan.blocks(policy.kernel, policy.hidden.dtype)
-    seen, _ = plan.scan(add, _Seen.nothing(jnp.zeros(wanted.shape)), blocks)
+    seen, _ = plan.scan(add, _SomeLogits.nothing(jnp.zeros(wanted.shape)), blocks)
     axes = plan.cuts.apart
     chosen = jax.lax.psum(seen.some, axes) if axes else seen.some
     log_total = seen.over(axes).log_total

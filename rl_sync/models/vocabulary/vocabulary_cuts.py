@@ -95,7 +95,7 @@ class Cuts(NamedTuple):
         self,
         function: Callable[..., T],
         *given: Any,
-        inputs: tuple[PartitionSpec, ...],
+        inputs: tuple[Any, ...],
         outputs: Any,
     ) -> T:
         """Calls a function on each device's shards; on one device, with whole arrays.

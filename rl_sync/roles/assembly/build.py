@@ -41,7 +41,7 @@ from rl_sync.roles.assembly.engines import (
     examination_engine,
     rollout_engine,
 )
-from rl_sync.roles.assembly.parameters import Parameters
+from rl_sync.roles.assembly.parameters import parameters_of
 from rl_sync.roles.assembly.program_list import (
     SFT,
     TRAINING,
@@ -57,6 +57,7 @@ from rl_sync.roles.explorer.actor import Explorer
 from rl_sync.roles.explorer.episode_wiring import playing
 from rl_sync.roles.explorer.group_delivery import GroupDelivery
 from rl_sync.roles.explorer.loop import ExplorerLoop
+from rl_sync.roles.teacher_model import load_teacher, teacher_model
 from rl_sync.roles.token_recorder import TokenRecorder
 from rl_sync.roles.trainer.actor import Trainer
 from rl_sync.roles.trainer.batch_reader import BatchReader, GroupSource
@@ -208,6 +209,9 @@ def run_trainer(
             demonstrations=demonstrations_of(settings, task),
             compile_threads=ahead.threads,
             recorder=_recorder(session, task),
+            teacher=None
+            if trainer.teacher is None
+            else lambda: load_teacher(settings, task, layout),
         ).run()
         tokens.end(Stats())
         ahead.close()
@@ -259,6 +263,8 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
         offload_optimizer=settings.trainer.offload_optimizer,
         kept_versions=wiring.kept_versions(settings),
         trains_tower=settings.model.trains_tower,
+        teacher=teacher_model(settings, task),
+        offload_teacher=settings.teacher.offload,
     )
 
 
@@ -458,19 +464,6 @@ def _site(
         return frame_of(settings, task, wiring.model_config(settings, task))
 
     return EndSite(session, sync_kind(transfer), resources, master, abstract_params_on, frame)
-
-
-def parameters_of(settings: RunSettings, task: Task, layout: Layout) -> Parameters:
-    """Returns the parameters of a run's policy."""
-    return Parameters(
-        model=wiring.model_config(settings, task),
-        path=settings.model.path,
-        seed=settings.seed,
-        layout=layout,
-        dtype=settings.explorer_dtype,
-        quantization=settings.quantization,
-        adapters=settings.model.lora.path,
-    )
 
 
 def _await_master(session: Session) -> None:

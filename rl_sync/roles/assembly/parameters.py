@@ -26,7 +26,10 @@ from rl_sync.models.placement import (
 from rl_sync.models.quantization import held_dtypes, quantized
 from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
+from rl_sync.roles.assembly import wiring
 from rl_sync.settings.records import ConfigError
+from rl_sync.settings.run_settings import RunSettings
+from rl_sync.tasks.task import Task
 from rl_sync.types import Params
 from rl_sync.weights.digest import digest
 from rl_sync.weights.ends_interface import Puller
@@ -188,6 +191,19 @@ class Parameters:
         """The model config of explorers' parameters."""
         merged = lora.merged_config(self.model)
         return dataclasses.replace(merged, quantization=self.quantization)
+
+
+def parameters_of(settings: RunSettings, task: Task, layout: Layout) -> Parameters:
+    """Returns the parameters of a run's policy."""
+    return Parameters(
+        model=wiring.model_config(settings, task),
+        path=settings.model.path,
+        seed=settings.seed,
+        layout=layout,
+        dtype=settings.explorer_dtype,
+        quantization=settings.quantization,
+        adapters=settings.model.lora.path,
+    )
 
 
 def _as_held(model: ModelConfig, dtype: str, params: Params) -> Params:

@@ -385,9 +385,19 @@ def trainer_model(settings: RunSettings, task: Task) -> ModelConfig:
     Raises:
       ConfigError: as `model_config`, or the attention does not support the trainer's rows.
     """
+    model = dataclasses.replace(model_config(settings, task), dtype=settings.compute_dtype)
+    return fitting(settings, task, model)
+
+
+def fitting(settings: RunSettings, task: Task, model: ModelConfig) -> ModelConfig:
+    """Returns a model whose attention supports the trainer's rows.
+
+    Raises:
+      ConfigError: it does not.
+    """
     batching = settings.trainer.batching
     packed, shared = batching == "packed" or settings.has_segments, batching == "shared"
-    return _computed(settings, task, settings.compute_dtype, packed, shared)
+    return _fitting(model, task, packed, shared)
 
 
 def explorer_model(settings: RunSettings, task: Task) -> ModelConfig:
@@ -395,7 +405,8 @@ def explorer_model(settings: RunSettings, task: Task) -> ModelConfig:
 
     Its rows are as long as the devices that share prompts can cut into equal chunks.
     """
-    model = _computed(settings, task, settings.explorer_dtype, packed=False, shared=False)
+    model = dataclasses.replace(model_config(settings, task), dtype=settings.explorer_dtype)
+    model = _fitting(model, task, packed=False, shared=False)
     divisor = settings.explorer_layout.row_divisor
     length = -(-model.max_length // divisor) * divisor
     return dataclasses.replace(model, max_length=length, quantization=settings.quantization)
@@ -439,10 +450,7 @@ def examination_cache_bytes(settings: RunSettings, task: Task) -> int | None:
     return max(share, pages.width) * page_bytes(explorer_model(settings, task), layout)
 
 
-def _computed(
-    settings: RunSettings, task: Task, dtype: str, packed: bool, shared: bool
-) -> ModelConfig:
-    model = dataclasses.replace(model_config(settings, task), dtype=dtype)
+def _fitting(model: ModelConfig, task: Task, packed: bool, shared: bool) -> ModelConfig:
     both_ways = model.vision is not None and model.vision.both_ways
     try:
         require_fit(model, AttentionCall.of(model, task.row_tokens, packed, shared, both_ways))

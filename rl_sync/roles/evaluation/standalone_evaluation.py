@@ -17,8 +17,8 @@ from rl_sync.models.sharding import Layout
 from rl_sync.rewards.rubric import Rubric
 from rl_sync.role_names import explorer_name
 from rl_sync.roles.assembly import wiring
-from rl_sync.roles.assembly.build import parameters_of
 from rl_sync.roles.assembly.engines import rollout_engine
+from rl_sync.roles.assembly.parameters import parameters_of
 from rl_sync.roles.evaluation.evaluator import EvaluationResults, EvaluationSet, completed
 from rl_sync.roles.explorer.episode_wiring import playing
 from rl_sync.roles.saved_policy import load_policy, step_named

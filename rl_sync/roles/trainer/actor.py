@@ -30,6 +30,7 @@ from rl_sync.learning.objective import LossConfig, Metrics, OfTokens
 from rl_sync.learning.opt_state import ShardedOptimizer, all_finite, updates_taken
 from rl_sync.learning.optimizer import rl_optimizer, rl_rate, sft_optimizer, sft_rate
 from rl_sync.learning.preparation import Preparation
+from rl_sync.learning.teachers import Teacher
 from rl_sync.learning.train_state import TrainState
 from rl_sync.learning.update import Common, Learned, PolicyUpdate, Share, StepValues, Update
 from rl_sync.models.config import ModelConfig
@@ -87,6 +88,8 @@ class Trainer:
       kept_versions: versions that score the tokens that they drew; None if the explorers'
         log-probabilities are used.
       trains_tower: whether the vision tower is trained, if there is one.
+      teacher: the teacher's model config; None without one.
+      offload_teacher: whether the teacher is in host memory while it is not used.
     """
 
     model: ModelConfig
@@ -103,9 +106,12 @@ class Trainer:
     repetition_penalty: float = 1.0
     kept_versions: KeptVersions | None = None
     trains_tower: bool = False
+    teacher: ModelConfig | None = None
+    offload_teacher: bool = False
 
     def __post_init__(self) -> None:
         assert (self.critic is not None) == self.loss.algorithm.needs_values
+        assert (self.teacher is not None) == self.loss.algorithm.has_teacher
 
     def init(self, key: Array) -> TrainState:
         """Makes a random policy, ready for `sft`."""
@@ -152,6 +158,12 @@ class Trainer:
             loss_scale=self._first_loss_scale,
         )
 
+    def taught(self, state: TrainState, teacher: Params) -> TrainState:
+        """Returns a state of `begin`, or one that was restored, with its teacher's parameters."""
+        assert self.teacher is not None
+        held = move(as_computed(self.teacher, teacher), self._abstract_teacher)
+        return state._replace(teacher=held)
+
     def _first_versions(self, trained: Params) -> DrawingVersions | None:
         if self.kept_versions is None:
             return None
@@ -183,6 +195,7 @@ class Trainer:
             else None,
             drawing=self._abstract_versions,
             loss_scale=self._abstract_loss_scale,
+            teacher=None if self.teacher is None else self._abstract_teacher,
         )
 
     def place(self, batch: TrainBatch) -> TrainBatch:
@@ -298,6 +311,7 @@ class Trainer:
             kl_coefficient=coefficient,
             drawing=kept_versions,
             loss_scale=loss_scale,
+            teacher=state.teacher,
         )
         return after, metrics
 
@@ -383,6 +397,26 @@ class Trainer:
         return in_host_memory(computed) if self.offload_reference else computed
 
     @functools.cached_property
+    def _abstract_teacher(self) -> Params:
+        there = self._abstract_used_teacher
+        return in_host_memory(there) if self.offload_teacher else there
+
+    @property
+    def _abstract_used_teacher(self) -> Params:
+        """Shapes, dtypes and shardings of the teacher's parameters while they are used."""
+        assert self.teacher is not None
+        return as_computed_abstract(self.teacher, abstract_params(self.teacher, self.layout))
+
+    def _teacher(self, state: TrainState) -> Teacher | None:
+        if self.teacher is None:
+            return None
+        params = state.teacher
+        if self.offload_teacher:
+            params = move(params, self._abstract_used_teacher)
+        forward = dataclasses.replace(self._forward, model=self.teacher)
+        return Teacher(self.loss.algorithm, forward, params)
+
+    @functools.cached_property
     def _abstract_versions(self) -> DrawingVersions | None:
         """Shapes, dtypes and shardings of the earlier versions that the trainer keeps."""
         if self.kept_versions is None or not self.kept_versions.count:
@@ -421,13 +455,17 @@ class Trainer:
           The learned state; metrics and per-token figures with a leading axis of updates;
           and metrics of the batch.
         """
-        known, of_batch = self._preparation.experience(state, trained, frozen, batch)
+        teacher = self._teacher(state)
+        known, of_batch = self._preparation.experience(state, trained, frozen, batch, teacher)
         update = PolicyUpdate(
             self.loss,
             self._forward,
             policy=self._rl_optimizer,
             critic=self._critic if self.critic else None,
             scores=self._preparation.scores_in_update,
+            compare=None
+            if teacher is None or known.teacher_logprobs is not None
+            else teacher.divergence,
         )
         return *self._taken(update, known, state, trained, frozen, batch), of_batch
 

@@ -43,7 +43,7 @@ from rl_sync.roles.trainer.snapshot_keeper import SnapshotKeeper
 from rl_sync.roles.trainer.steps_in_flight import DemonstrationsOf, PlaceBatch, StepsInFlight
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.ends import TrainerEnd
-from rl_sync.types import Consumed, TrainBatch
+from rl_sync.types import Consumed, Params, TrainBatch
 from rl_sync.weights.ends_interface import WeightsTransferError
 
 # Failures of other roles, or of the connections to them: the trainer's own state is intact.
@@ -78,6 +78,7 @@ class TrainerLoop:
         thread, which compiles only for the largest batch.
       recorder: makes the recorder of rollouts, given the last step that is recorded already; None
         if there is none.
+      teacher: loads the teacher's parameters; None without a teacher.
     """
 
     session: Session
@@ -96,6 +97,7 @@ class TrainerLoop:
     demonstrations: DemonstrationsOf | None = None
     compile_threads: int = 0
     recorder: Callable[[int], RolloutRecorder] | None = None
+    teacher: Callable[[], Params] | None = None
     _life: TrainerLife = dataclasses.field(init=False)
     _restorer: StateRestorer = dataclasses.field(init=False)
     _state: TrainState = dataclasses.field(init=False)
@@ -239,6 +241,8 @@ class TrainerLoop:
         return None
 
     def _restored(self, state: TrainState) -> int:
+        if self.teacher is not None:
+            state = self.trainer.taught(state, self.teacher())
         self._state = state
         return int(state.step)
 

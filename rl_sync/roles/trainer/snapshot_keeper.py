@@ -99,7 +99,7 @@ class SnapshotKeeper:
             "base_digest": self.parameters.base_digest(state.params),
             SAVED_SECS: now_secs(),
         }
-        kept = state._replace(params=self.parameters.kept(state.params))
+        kept = self._kept(state)
         steps = self.session.settings.trainer.steps
         needed = still_needed(schedule, step, self.disk.steps(), steps)
         if not waits:
@@ -128,7 +128,7 @@ class SnapshotKeeper:
         if is_busy or not self.trainer.is_finite(state):
             return
         metadata = {"base_digest": self.parameters.base_digest(state.params)}
-        kept = state._replace(params=self.parameters.kept(state.params))
+        kept = self._kept(state)
         steps = self.session.settings.trainer.steps
         needed = still_needed(schedule, step, self.memory.steps(), steps)
         with self.session.spans.span(SpanKind.SNAPSHOT, step=step, tier="memory"):
@@ -230,8 +230,11 @@ class SnapshotKeeper:
         return state, Position.of_json(metadata["position"])
 
     def _abstract(self) -> TrainState:
-        abstract = self.trainer.abstract()
-        return abstract._replace(params=self.parameters.kept(abstract.params))
+        return self._kept(self.trainer.abstract())
+
+    def _kept(self, state: TrainState) -> TrainState:
+        """Returns the part of a state that snapshots hold."""
+        return state._replace(params=self.parameters.kept(state.params), teacher=None)
 
     def _completed(self, state: TrainState, metadata: JsonObject) -> TrainState:
         params = self.parameters.completed(state.params, metadata["base_digest"])

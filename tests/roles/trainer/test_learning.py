@@ -28,6 +28,7 @@ ROWS = PROMPTS * GROUP_SIZE
 RIGHT = np.random.default_rng(0).integers(0, VOCABULARY, (PROMPTS, LENGTH))
 PROMPT = np.repeat(np.arange(PROMPTS), GROUP_SIZE)
 LENGTHS = np.random.default_rng(1).integers(1, LENGTH + 1, ROWS)
+TEACHER = 3.0 * np.eye(VOCABULARY)[RIGHT]
 MASK = np.arange(LENGTH) < LENGTHS[:, None]
 OPTIMIZER = optax.adam(0.1)
 CRITIC = CriticConfig("own", None, coefficient=0.5, clip=0.2, warmup_steps=0)
@@ -56,12 +57,17 @@ def _learn(algorithm, sign):
         rewards = (jnp.where(MASK, tokens == RIGHT[PROMPT], 0).sum(axis=1)) / LENGTHS
         behavior, proximal = (_logprobs(table, tokens)[0] for table in (drawn_by, logits))
         ref = _logprobs(jnp.zeros_like(logits), tokens)[0] if algorithm.needs_reference else None
+        teacher = _logprobs(TEACHER, tokens)[0] if algorithm.has_teacher else None
         greedy = drawn_by.argmax(axis=-1)[PROMPT] == RIGHT[PROMPT]
         baselines = jnp.where(MASK, greedy, 0).sum(axis=1) / LENGTHS
         rows = Rows(tokens, jnp.asarray(MASK), behavior, jnp.zeros_like(tokens))
         of_task = LossConfig(algorithm, GROUP_SIZE, LENGTH, tuple(range(VOCABULARY)), 0)
         estimate, weights, _ = credit.give(
-            of_task, TrainBatch(rows, rewards, baselines), ref, values[PROMPT]
+            of_task,
+            TrainBatch(rows, rewards, baselines),
+            ref,
+            values[PROMPT],
+            teacher_logprobs=teacher,
         )
         estimate = estimate._replace(advantages=sign * estimate.advantages)
         known = objective.BatchExperience(

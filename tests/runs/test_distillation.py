@@ -1,0 +1,49 @@
+"""Whole runs that distill another run's policy into theirs."""
+
+from __future__ import annotations
+
+import pytest
+
+from rl_sync.records.metrics import read_metrics
+from tests.runs.conftest import assert_nothing_is_lost_or_doubled, flags
+
+SYNCHRONOUS = flags("synchronous")
+FAST = (
+    "--config.algorithm.name=on_policy_distillation",
+    "--config.algorithm.entropy_coefficient=0.0",
+    "--config.trainer.group_size=1",
+    "--config.optimizer.learning_rate=0.003",
+)
+
+
+def _teacher(memory_runs):
+    """Returns the words that name the policy with which a run of another seed began."""
+    run = memory_runs(*SYNCHRONOUS, "--config.seed=7", "--config.trainer.steps=1")
+    return f"--config.teacher.path={run.workdir}", "--config.teacher.step=0"
+
+
+@pytest.mark.samples("exact", gate=("sampled", "topk"))
+@pytest.mark.parametrize("kind", ["sampled", "exact", "topk"])
+def test_the_policy_comes_nearer_to_its_teacher_without_a_reward(memory_runs, kind):
+    run = memory_runs(
+        *SYNCHRONOUS, *FAST, *_teacher(memory_runs), f"--config.algorithm.distillation={kind}"
+    )
+    assert_nothing_is_lost_or_doubled(run)
+    divergences = [metrics["kl_teacher"] for metrics in read_metrics(run.workdir, "rl")]
+    assert len(divergences) == 12
+    assert sum(divergences[-3:]) < 0.8 * sum(divergences[:3])
+
+
+@pytest.mark.gate
+def test_a_teacher_and_a_reward_teach_stale_data_together(memory_runs):
+    run = memory_runs(
+        *flags("one_step_off_policy"),
+        *_teacher(memory_runs),
+        "--config.algorithm.distillation=topk",
+        "--config.algorithm.distillation_top_k=4",
+        "--config.trainer.batching=shared",
+        "--config.teacher.offload=true",
+    )
+    assert_nothing_is_lost_or_doubled(run)
+    for metrics in read_metrics(run.workdir, "rl"):
+        assert metrics["kl_teacher"] > 0
