@@ -404,6 +404,7 @@ class Rows(NamedTuple):
     Attributes: as in `Group`, and
       packing: layout of packed rows; None where row i is trajectory i and one segment.
       images: images of the rows; None for text alone.
+      teachers: index of each token's teacher, if there are several.
     """
 
     tokens: Int[Array, "B T"]
@@ -417,6 +418,7 @@ class Rows(NamedTuple):
     sampler_logprobs: Float[Array, "B T outcomes"] | None = None
     sampler_ids: Int[Array, "B T best"] | None = None
     images: RowImages | None = None
+    teachers: Int[Array, "B T"] | None = None
 
     @property
     def sequences(self) -> Int[Array, "B T"] | None:

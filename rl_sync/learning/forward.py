@@ -7,7 +7,7 @@ recorded tokens of a sampler. In routes, C is the experts of a token.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -76,14 +76,14 @@ class Outputs(NamedTuple):
         sequence's first token has no meaning.
       distribution: log-probabilities of other tokens at each token, in the order of
         `RowInputs.sampler_ids`; None without `Forward.centers`.
-      divergence: divergence from a teacher; None without one.
+      divergences: divergence from each teacher.
     """
 
     logprobs: Float[Array, "B T"]
     entropy: Float[Array, "B T"]
     values: Float[Array, "B T"] | None
     distribution: Float[Array, "B T K"] | None = None
-    divergence: Float[Array, "B T"] | None = None
+    divergences: tuple[Float[Array, "B T"], ...] = ()
 
 
 Compare = Callable[[Scored, RowInputs, TokenSets], Float[Array, "B C"]]
@@ -144,7 +144,7 @@ class Forward:
         critic: Params | None,
         frozen: Params,
         rows: RowInputs,
-        compare: Compare | None = None,
+        compare: Sequence[Compare] = (),
     ) -> Outputs:
         """Computes log-probability, entropy and value of each token.
 
@@ -156,16 +156,16 @@ class Forward:
           critic: either a scalar head alone, which is applied to the policy's trunk in the same
             pass; or a head with the trained parameters of its own model, for a second pass.
           frozen: parameters that both models share.
-          compare: computes the divergence from a teacher; None without one.
+          compare: compute the divergence from each teacher.
         """
         params = self.join(trained, frozen)
         hidden = self._hidden(params, rows)
         found = self._logprobs(params, hidden, rows)
-        if compare is not None:
-            policy = self._scored(params, hidden, rows.packing)
-            compared = compare(policy, rows, self._sets_before(rows))
-            compared = _at_targets(compared, rows.packing, rows.tokens.shape[1])
-            found = found._replace(divergence=compared)
+        if compare:
+            policy, sets = self._scored(params, hidden, rows.packing), self._sets_before(rows)
+            width, compared = rows.tokens.shape[1], [one(policy, rows, sets) for one in compare]
+            divergences = tuple(_at_targets(one, rows.packing, width) for one in compared)
+            found = found._replace(divergences=divergences)
         if critic is None:
             return found
         if not _is_head(critic):

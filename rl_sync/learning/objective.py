@@ -202,6 +202,7 @@ def policy_loss(
     outputs: Outputs,
     experience: BatchExperience,
     totals: Totals,
+    divergence: Float[Array, "B T"] | None = None,
 ) -> tuple[Float[Array, ""], Metrics]:
     """Computes the loss of some rows of an update, and metrics that describe it.
 
@@ -213,11 +214,12 @@ def policy_loss(
     up to the total. `summary` combines the metrics of updates into a step's metrics.
 
     Args:
-      outputs: the policy's logprobs and entropy; and what score centering and a teacher need.
+      outputs: the policy's logprobs and entropy, and its distribution for score centering.
       totals: figures of the whole update.
+      divergence: the policy's divergence from its teacher at each token, if the loss has it.
     """
     known, mask = experience, experience.rows.completion_mask
-    logprobs, entropy, divergence = outputs.logprobs, outputs.entropy, outputs.divergence
+    logprobs, entropy = outputs.logprobs, outputs.entropy
     given = {**vars(algorithm), **totals._asdict(), **known.named()}
 
     def reduced(values: Float[Array, "B T"]) -> Float[Array, ""]:

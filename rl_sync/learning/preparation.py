@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -19,7 +19,7 @@ from rl_sync.learning.drawing_versions import KeptVersions, Scores, scored
 from rl_sync.learning.forward import Forward, RowInputs
 from rl_sync.learning.microbatches import OfRows, map_rows
 from rl_sync.learning.objective import BatchExperience, LossConfig, Metrics
-from rl_sync.learning.teachers import Teacher
+from rl_sync.learning.teachers import Teacher, logprobs_by
 from rl_sync.learning.train_state import TrainState
 from rl_sync.models.sharding import constrain
 from rl_sync.types import Params, Rows, TrainBatch
@@ -64,14 +64,14 @@ class Preparation:
         trained: Params,
         frozen: Params,
         batch: TrainBatch,
-        teacher: Teacher | None = None,
+        teachers: Sequence[Teacher] = (),
     ) -> tuple[BatchExperience, Metrics]:
         """Computes the inputs of a step's losses from its batch, and metrics of the batch.
 
         Args:
           state: state before the step.
           trained, frozen: the policy's parameters.
-          teacher: the policy's teacher, if it has one.
+          teachers: the policy's teachers, if it has some.
         """
         rows, mask = batch.rows, batch.rows.completion_mask
         staleness = jnp.where(mask, state.step - rows.policy_versions, 0)
@@ -90,10 +90,8 @@ class Preparation:
             )
             batch = batch._replace(rows=rows)
         weight, teacher_logprobs = state.kl_coefficient, None
-        if teacher is not None and self.loss.algorithm.distillation == SAMPLED:
-            teacher_logprobs = self._by_rows(
-                lambda some: teacher.logprobs(RowInputs.of(some)), rows
-            )
+        if teachers and self.loss.algorithm.distillation == SAMPLED:
+            teacher_logprobs = self._by_rows(functools.partial(logprobs_by, teachers), rows)
         estimate, weights, metrics = credit.give(
             self.loss, batch, ref_logprobs, values, weight, teacher_logprobs
         )

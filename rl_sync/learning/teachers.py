@@ -6,8 +6,10 @@ Letters in shapes: B rows, T positions, C targets of a row.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
-from jaxtyping import Array, Float
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 
 from rl_sync.algorithms.algorithm import EXACT, Algorithm
 from rl_sync.algorithms.distillation import best_divergence
@@ -19,7 +21,7 @@ from rl_sync.models.vocabulary.teacher_blocks import (
     block_divergence,
     given_logprobs,
 )
-from rl_sync.types import Params
+from rl_sync.types import Params, Rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,3 +52,23 @@ class Teacher:
         count = min(self.algorithm.distillation_top_k, self.forward.model.vocab_size)
         best = best_tokens(scored, count, settings, sets)
         return best_divergence(given_logprobs(policy, best.ids, settings, sets), best.logprobs)
+
+
+def logprobs_by(teachers: Sequence[Teacher], rows: Rows) -> Float[Array, "B T"]:
+    """Computes the log-probability of each token under the teacher of its trajectory."""
+    return of_own_teacher([one.logprobs(RowInputs.of(rows)) for one in teachers], rows.teachers)
+
+
+def of_own_teacher(
+    figures: Sequence[Float[Array, "B T"]], teachers: Int[Array, "B T"] | None
+) -> Float[Array, "B T"]:
+    """Takes the figure of each token from its own teacher.
+
+    Args:
+      figures: for each teacher, figures of all tokens.
+      teachers: index of each token's teacher; None if there is one for all.
+    """
+    found = figures[0]
+    for index in range(1, len(figures)):
+        found = jnp.where(teachers == index, figures[index], found)
+    return found

@@ -27,7 +27,7 @@ class TrainState(NamedTuple):
       kl_coefficient: weight of the divergence from the reference model; None if it never changes.
       drawing: earlier versions that may have drawn tokens; None if they are not needed.
       loss_scale: state of the loss scaling; None if the computation is not in float16.
-      teacher: parameters of the teacher, in the dtype of the computation; None without one. They
+      teachers: parameters of the teachers, in the dtype of the computation; None without one. They
         never change, so snapshots leave them out.
     """
 
@@ -39,4 +39,4 @@ class TrainState(NamedTuple):
     kl_coefficient: Float[Array, ""] | None = None
     drawing: DrawingVersions | None = None
     loss_scale: LossScale | None = None
-    teacher: Params | None = None
+    teachers: tuple[Params, ...] | None = None

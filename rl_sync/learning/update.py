@@ -28,6 +28,7 @@ from rl_sync.learning.objective import (
     policy_loss,
 )
 from rl_sync.learning.opt_state import ShardedOptimizer, all_finite
+from rl_sync.learning.teachers import of_own_teacher
 from rl_sync.models.placement import constrain_like
 from rl_sync.types import Demonstrations, Params, Rows
 
@@ -217,11 +218,11 @@ class PolicyUpdate(Update[BatchExperience, Totals]):
     Attributes:
       scores: whether the update's log-probabilities are those of the weights that drew the tokens;
         see `Preparation.scores_in_update`.
-      compare: computes the divergence from a teacher, if the loss has it.
+      compare: compute the divergence from each teacher, if the loss has it.
     """
 
     scores: bool = False
-    compare: Compare | None = None
+    compare: tuple[Compare, ...] = ()
 
     def _has_tokens(self, share: BatchExperience) -> Bool[Array, ""]:
         # Tokens of unjudged completions are masked.
@@ -252,7 +253,10 @@ class PolicyUpdate(Update[BatchExperience, Totals]):
             known = known._replace(rows=drawn, recorded_logprobs=rows.behavior_logprobs)
             rows = drawn
         algorithm = self.loss.algorithm
-        loss, metrics = policy_loss(algorithm, found, known, totals)
+        divergence = None
+        if found.divergences:
+            divergence = of_own_teacher(found.divergences, rows.teachers)
+        loss, metrics = policy_loss(algorithm, found, known, totals, divergence)
         tokens = of_tokens(found.logprobs, found.entropy, rows)
         if self.critic is None or found.values is None:
             return loss, (metrics, tokens)

@@ -37,7 +37,7 @@ from rl_sync.plan import model_memory
 from rl_sync.plan.lowered_programs import rollout_programs
 from rl_sync.roles.assembly import wiring
 from rl_sync.roles.assembly.parameters import Parameters, parameters_of
-from rl_sync.roles.teacher_model import teacher_model
+from rl_sync.roles.teacher_models import teacher_models
 from rl_sync.sampling_masks import word_count
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
@@ -269,9 +269,9 @@ def _state(
     }
     if settings.algorithm.needs_reference:
         held["reference"] = model_memory.device_bytes(as_computed_abstract(model, trained))
-    if (teacher := teacher_model(settings, task)) is not None:
+    for teacher in teacher_models(settings, task):
         whole = as_computed_abstract(teacher, abstract_params(teacher, layout))
-        held["teacher"] = model_memory.device_bytes(whole)
+        held["teacher"] = held.get("teacher", 0) + model_memory.device_bytes(whole)
     if (kept := wiring.kept_versions(settings)) is not None:
         version = model_memory.device_bytes(as_computed_abstract(model, trained))
         held["earlier versions"] = kept.count * version

@@ -148,7 +148,9 @@ def _algorithm(settings: RunSettings) -> str:
         critic = f", critic {'with a model of its own' if own else 'on the policy'}"
     teacher = ""
     if one.has_teacher:
-        teacher = f", {one.distillation} distillation of {settings.teacher.path}"
+        teacher = (
+            f", {one.distillation} distillation of {' and '.join(settings.teacher.paths.values())}"
+        )
     return (
         f"  algorithm {one.name}: {one.advantage} advantages, {one.loss} to the {one.proximal}"
         f" policy,{correction} {one.aggregation}{kl}{critic}{teacher}"

@@ -391,6 +391,18 @@ def _sets_played(s: RunSettings) -> None:
         require_one_of("environment.name=by_set(…): a set", name, names)
 
 
+def _sets_taught(s: RunSettings) -> None:
+    if s.teacher.sets is None:
+        return
+    mixture = s.mixture
+    names = [one.name for one in sets_of(mixture.sets)] if mixture and mixture.sets else []
+    require(
+        sorted(s.teacher.paths) == sorted(names),
+        f"teacher.sets={s.teacher.sets} must name a teacher for each set of task.mixture.sets,"
+        f" which are {', '.join(names) or 'none'}: use teacher.path for one teacher of all.",
+    )
+
+
 def _chat(s: RunSettings) -> str:
     """Returns the setting that asks for a chat template; empty if none does."""
     if s.tokenizer.system is not None:
@@ -624,13 +636,20 @@ RULES: dict[str, Rule] = {
         " algorithm.advantage=reinforce_pp_baseline, or dr_grpo.",
     ),
     "teacher.path, algorithm.distillation": lambda s: require(
-        (s.teacher.path is not None) == s.algorithm.has_teacher,
-        f"algorithm.distillation={s.algorithm.distillation} with teacher.path={s.teacher.path!r}: a"
-        " teacher is for distillation, which needs one. Set both, such as"
+        bool(s.teacher.paths) == s.algorithm.has_teacher,
+        f"algorithm.distillation={s.algorithm.distillation} with teacher.path={s.teacher.path!r}"
+        + f" and teacher.sets={s.teacher.sets!r}" * (s.teacher.sets is not None)
+        + ": a teacher is for distillation, which needs one. Set both, such as"
         " algorithm.distillation=exact and teacher.path=DIRECTORY, or leave out both.",
     ),
+    "teacher.sets, teacher.path": lambda s: require(
+        s.teacher.sets is None or s.teacher.path is None,
+        f"teacher.sets={s.teacher.sets} names the teacher of each set, and"
+        f" teacher.path={s.teacher.path} one for all: leave out one of them.",
+    ),
+    "teacher.sets, task.mixture.sets": _sets_taught,
     "teacher.step, teacher.path": lambda s: require(
-        s.teacher.step is None or s.teacher.path is not None,
+        s.teacher.step is None or bool(s.teacher.paths),
         f"teacher.step={s.teacher.step} names a snapshot of the run in teacher.path: set it.",
     ),
     "algorithm.distillation, algorithm.name": lambda s: require(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from rl_sync.setting import check, setting
 
@@ -19,10 +20,16 @@ class TeacherSettings:
         implied="no teacher",
         is_path=True,
     )
+    sets: str | None = setting(
+        None,
+        "Teachers of the sets of a mixture, NAME=PATH,… with a path as above for each set of"
+        " task.mixture.sets.",
+        implied="the teacher at `path` for all",
+    )
     step: str | None = setting(
         None,
-        "Snapshot that teaches, if `path` is a run: its trainer step, 0 for the policy that the run"
-        " began with, or `best`.",
+        "Snapshot that teaches, if the teacher is a run: its trainer step, 0 for the policy that"
+        " the run began with, or `best`.",
         implied="the newest",
     )
     offload: bool = setting(
@@ -33,3 +40,17 @@ class TeacherSettings:
 
     def __post_init__(self) -> None:
         check(self, "teacher")
+        pairs = [one.partition("=") for one in (self.sets or "").split(",") if one.strip()]
+        if self.sets is not None and not (pairs and all(name and path for name, _, path in pairs)):
+            raise ValueError(
+                f"teacher.sets={self.sets!r} must be NAME=PATH,… with a teacher for each set, such"
+                " as math=runs/one,code=runs/other."
+            )
+
+    @property
+    def paths(self) -> Mapping[str, str]:
+        """The teachers' paths by the names of their sets; by "" for one that teaches all."""
+        if self.sets is None:
+            return {} if self.path is None else {"": self.path}
+        pairs = (one.partition("=") for one in self.sets.split(",") if one.strip())
+        return {name.strip(): path.strip() for name, _, path in pairs}

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl_sync.learning.rows.batching import Batching
 from rl_sync.models.transformer import hidden_states, logits
 from tests.models import tiny
 from tests.roles.trainer.training import (
@@ -16,6 +17,7 @@ from tests.roles.trainer.training import (
     assert_close,
     batch_of,
     comparable,
+    group_of,
     logprobs_of,
     state_of,
     trainer_of,
@@ -29,11 +31,11 @@ TEMPERATURE = 0.8
 
 def _taught(teacher=TEACHER, params=OF_TEACHER, **algorithm):
     fields = {name: algorithm.pop(name) for name in [*algorithm] if name in FIELDS}
-    trainer = trainer_of(ALONE | algorithm, teacher=teacher, **fields)
-    return trainer, trainer.taught(state_of(trainer), params)
+    trainer = trainer_of(ALONE | algorithm, teachers=(teacher,), **fields)
+    return trainer, trainer.taught(state_of(trainer), (params,))
 
 
-FIELDS = {"offload_teacher", "microbatch_rows"}
+FIELDS = {"offload_teachers", "microbatch_rows"}
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -42,9 +44,9 @@ def _every_logprob(model, params, tokens):
     return jnp.pad(jax.nn.log_softmax(found / TEMPERATURE), ((0, 0), (1, 0), (0, 0)))
 
 
-def _divergences(params, tokens):
+def _divergences(params, tokens, model=TEACHER, of_teacher=OF_TEACHER):
     ours = _every_logprob(MODEL, params, tokens)
-    others = _every_logprob(TEACHER, OF_TEACHER, tokens)
+    others = _every_logprob(model, of_teacher, tokens)
     return (jnp.exp(ours) * (ours - others)).sum(axis=-1)
 
 
@@ -87,6 +89,31 @@ def test_a_drawn_token_has_the_advantage_of_its_teacher():
     np.testing.assert_allclose(metrics["kl_teacher"], (np.expm1(delta) - delta).mean(), rtol=1e-4)
 
 
+def _two_groups(kind):
+    """Lays out a group of each of two teachers."""
+    groups = [dataclasses.replace(group_of((3, 4, 2, 4)), prompt_id=one) for one in (1, 0)]
+    return Batching(kind, 8, 8, 1, 0, teachers=(0, 1)).batch(groups)
+
+
+@pytest.mark.samples("exact-padded", gate=("exact-packed", "sampled-padded"))
+@pytest.mark.parametrize("kind", ["padded", "packed", "shared"])
+@pytest.mark.parametrize("algorithm", ["exact", "sampled"])
+def test_each_set_has_its_own_teacher(algorithm, kind):
+    models, params = (TEACHER, MODEL), (OF_TEACHER, jax.tree.map(lambda x: 2 * x, PARAMS))
+    trainer = trainer_of(ALONE | {"distillation": algorithm}, teachers=models)
+    _, metrics = trainer.step(trainer.taught(state_of(trainer), params), _two_groups(kind))
+    rows = _two_groups("padded").rows
+    mask, found = np.asarray(rows.completion_mask), []
+    for one in zip(models, params, strict=True):
+        if algorithm == "exact":
+            found.append(np.asarray(_divergences(PARAMS, rows.tokens, *one)))
+        else:
+            delta = logprobs_of(*one, rows.tokens, TEMPERATURE)[0] - rows.behavior_logprobs
+            found.append(np.asarray(np.expm1(delta) - delta))
+    own = np.where(np.arange(8)[:, None] < 4, found[1], found[0])
+    np.testing.assert_allclose(metrics["kl_teacher"], own[mask].mean(), rtol=1e-4)
+
+
 @pytest.mark.gate
 def test_a_teacher_adds_to_the_reward():
     """Its share of each advantage is the same whatever the reward's."""
@@ -109,7 +136,7 @@ def test_a_policy_that_is_its_own_teacher_stays(kind):
     after, metrics = trainer.step(state, batch_of())
     np.testing.assert_allclose(metrics["kl_teacher"], 0, atol=1e-6)
     np.testing.assert_allclose(metrics["gradient_norm"], 0, atol=1e-5)
-    assert_close(after.teacher, PARAMS, atol=0)
+    assert_close(after.teachers, (PARAMS,), atol=0)
 
 
 @pytest.mark.gate
@@ -132,8 +159,8 @@ def test_rows_of_several_completions_give_the_same(kind, algorithm):
 @pytest.mark.parametrize("kind", ["exact", "topk", "sampled"])
 def test_microbatches_and_a_teacher_in_the_hosts_memory_change_nothing(kind):
     found = []
-    for fields in ({}, {"microbatch_rows": 4, "offload_teacher": True}):
+    for fields in ({}, {"microbatch_rows": 4, "offload_teachers": True}):
         trainer, state = _taught(distillation=kind, **fields)
         after, metrics = trainer.step(state, batch_of())
-        found.append((after.params, metrics["loss"], metrics["kl_teacher"], after.teacher))
+        found.append((after.params, metrics["loss"], metrics["kl_teacher"], after.teachers))
     assert_close(found[0], found[1])

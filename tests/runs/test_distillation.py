@@ -47,3 +47,26 @@ def test_a_teacher_and_a_reward_teach_stale_data_together(memory_runs):
     assert_nothing_is_lost_or_doubled(run)
     for metrics in read_metrics(run.workdir, "rl"):
         assert metrics["kl_teacher"] > 0
+
+
+@pytest.mark.gate
+def test_each_set_of_a_mixture_has_its_own_teacher(memory_runs):
+    mixture = (
+        *SYNCHRONOUS,
+        "--config.task.name=mixture",
+        "--config.task.mixture.sets=arithmetic + 2 * arithmetic(least_operand=80, set='large')",
+    )
+    one, other = (
+        memory_runs(*mixture, f"--config.seed={seed}", "--config.trainer.steps=1")
+        for seed in (7, 8)
+    )
+    run = memory_runs(
+        *mixture,
+        *FAST,
+        "--config.algorithm.distillation=exact",
+        f"--config.teacher.sets=arithmetic={one.workdir},large={other.workdir}",
+        "--config.teacher.step=0",
+    )
+    assert_nothing_is_lost_or_doubled(run)
+    divergences = [metrics["kl_teacher"] for metrics in read_metrics(run.workdir, "rl")]
+    assert sum(divergences[-3:]) < sum(divergences[:3])

@@ -312,6 +312,31 @@ EXAMPLES = {
         (GRPO | {"algorithm__distillation": "exact"}, "exact with teacher.path=None"),
         (GRPO | {"teacher__path": "there"}, "distillation=off with teacher.path='there'"),
     ],
+    "teacher.sets, teacher.path": [
+        (
+            {
+                "algorithm__distillation": "exact",
+                "teacher__path": "there",
+                "teacher__sets": "a=there",
+            },
+            "teacher.path=there one for all",
+        ),
+    ],
+    "teacher.sets, task.mixture.sets": [
+        (
+            {"algorithm__distillation": "exact", "teacher__sets": "a=there"},
+            "task.mixture.sets, which are none: use teacher.path",
+        ),
+        (
+            {
+                "algorithm__distillation": "exact",
+                "teacher__sets": "arithmetic=there",
+                "task__name": "mixture",
+                "task__mixture__sets": "arithmetic + school",
+            },
+            "which are arithmetic, school",
+        ),
+    ],
     "teacher.step, teacher.path": [
         ({"teacher__step": "best"}, "teacher.step=best names a snapshot of the run"),
     ],

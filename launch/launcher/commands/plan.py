@@ -31,7 +31,7 @@ def execute(arguments: Arguments) -> int:
     from rl_sync.launcher.processes import run_directory
     from rl_sync.plan.targets import target
     from rl_sync.roles.assembly import wiring
-    from rl_sync.roles.teacher_model import teacher_model
+    from rl_sync.roles.teacher_models import teacher_models
     from rl_sync.roles.trainer.experience_pipeline import pipeline_of
 
     assert arguments.config is not None
@@ -39,7 +39,7 @@ def execute(arguments: Arguments) -> int:
     settings = run_directory.settings_of(arguments.config.to_dict())
     task = wiring.load_task(settings)
     wiring.check_reward(task)
-    teacher_model(settings, task)
+    teacher_models(settings, task)
     pipeline_of(settings.experience.pipeline, task)
     texts = _texts(settings, task, flags)
     if "compile" in flags:

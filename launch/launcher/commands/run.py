@@ -56,7 +56,7 @@ from rl_sync.roles.restart_policy import (
     RunFacts,
     decide,
 )
-from rl_sync.roles.teacher_model import teacher_model
+from rl_sync.roles.teacher_models import teacher_models
 from rl_sync.roles.trainer.experience_pipeline import pipeline_of
 from rl_sync.settings.launch_settings import JOIN
 from rl_sync.settings.records import ConfigError, ConfigValues
@@ -491,7 +491,7 @@ def start(
     task = wiring.load_task(settings)  # Errors show here, not in the logs of five processes.
     check_environment(settings, task)
     wiring.check_reward(task)
-    teacher_model(settings, task)
+    teacher_models(settings, task)
     wiring.check_reward_servers(settings, task)
     pipeline_of(settings.experience.pipeline, task)
     for note in wiring.try_reward(settings, task):

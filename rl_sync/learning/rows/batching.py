@@ -94,6 +94,7 @@ class Batching:
         of an update.
       tile_shards: number of devices that share the images of a part.
       shown: images of the batches whose shapes are known ahead; None for text alone.
+      teachers: index of the teacher of each of the task's problems; none if one teaches all.
     """
 
     kind: str
@@ -114,6 +115,7 @@ class Batching:
     part_rows: int = 0
     tile_shards: int = 1
     shown: ExpectedImages | None = None
+    teachers: tuple[int, ...] = ()
 
     @property
     def _most_rows(self) -> int:
@@ -258,6 +260,12 @@ class Batching:
         named += ["segments"] if self.with_segments else []
         named += self.records.columns
         columns = self._padded(groups, named)
+        if self.teachers:
+            of_groups = [self.teachers[group.prompt_id] for group in groups]
+            of_rows = np.repeat(
+                np.array(of_groups, np.int32), [len(group.tokens) for group in groups]
+            )
+            columns["teachers"] = np.repeat(of_rows[:, None], self.row_tokens, axis=1)
         tiles = None
         if self.vision is not None:
             shown = gallery(self.vision, groups, self.row_tokens)

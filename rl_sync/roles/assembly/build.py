@@ -57,7 +57,7 @@ from rl_sync.roles.explorer.actor import Explorer
 from rl_sync.roles.explorer.episode_wiring import playing
 from rl_sync.roles.explorer.group_delivery import GroupDelivery
 from rl_sync.roles.explorer.loop import ExplorerLoop
-from rl_sync.roles.teacher_model import load_teacher, teacher_model
+from rl_sync.roles.teacher_models import load_teachers, teacher_models
 from rl_sync.roles.token_recorder import TokenRecorder
 from rl_sync.roles.trainer.actor import Trainer
 from rl_sync.roles.trainer.batch_reader import BatchReader, GroupSource
@@ -209,9 +209,7 @@ def run_trainer(
             demonstrations=demonstrations_of(settings, task),
             compile_threads=ahead.threads,
             recorder=_recorder(session, task),
-            teacher=None
-            if trainer.teacher is None
-            else lambda: load_teacher(settings, task, layout),
+            teachers=(lambda: load_teachers(settings, task, layout)) if trainer.teachers else None,
         ).run()
         tokens.end(Stats())
         ahead.close()
@@ -263,8 +261,8 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
         offload_optimizer=settings.trainer.offload_optimizer,
         kept_versions=wiring.kept_versions(settings),
         trains_tower=settings.model.trains_tower,
-        teacher=teacher_model(settings, task),
-        offload_teacher=settings.teacher.offload,
+        teachers=teacher_models(settings, task),
+        offload_teachers=settings.teacher.offload,
     )
 
 

@@ -20,7 +20,7 @@ from rl_sync.models.flash import AttentionCall, require_fit
 from rl_sync.models.paging.paged_cache import page_bytes
 from rl_sync.models.platform import compiling_for
 from rl_sync.records.spans import SpanRecorder
-from rl_sync.rewards.reward_catalog import is_quick
+from rl_sync.rewards.reward_catalog import SET, is_quick
 from rl_sync.rewards.reward_parts import OUTCOME, RewardPart, chosen_weights, read_parts
 from rl_sync.rewards.reward_settings import RewardSettings
 from rl_sync.rewards.rubric import Rubric
@@ -510,6 +510,10 @@ def batching_of(settings: RunSettings, task: Task) -> Batching:
     records = token_records(settings, task)
     laid_out = batching(settings, task.row_tokens, mask_words(settings, task), records)
     laid_out = dataclasses.replace(laid_out, parts=len(reward_parts(settings, task)))
+    if settings.teacher.sets is not None:
+        names = [*settings.teacher.paths]
+        sets = (str((prompt.row or {})[SET]) for prompt in task.train)
+        laid_out = dataclasses.replace(laid_out, teachers=tuple(map(names.index, sets)))
     if task.processor is None:
         return laid_out
     features = explorer_model(settings, task).dtype if sends_features(settings, task) else None

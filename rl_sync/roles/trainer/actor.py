@@ -88,8 +88,8 @@ class Trainer:
       kept_versions: versions that score the tokens that they drew; None if the explorers'
         log-probabilities are used.
       trains_tower: whether the vision tower is trained, if there is one.
-      teacher: the teacher's model config; None without one.
-      offload_teacher: whether the teacher is in host memory while it is not used.
+      teachers: the teachers' model configs; none without distillation.
+      offload_teachers: whether the teachers are in host memory while they are not used.
     """
 
     model: ModelConfig
@@ -106,12 +106,12 @@ class Trainer:
     repetition_penalty: float = 1.0
     kept_versions: KeptVersions | None = None
     trains_tower: bool = False
-    teacher: ModelConfig | None = None
-    offload_teacher: bool = False
+    teachers: tuple[ModelConfig, ...] = ()
+    offload_teachers: bool = False
 
     def __post_init__(self) -> None:
         assert (self.critic is not None) == self.loss.algorithm.needs_values
-        assert (self.teacher is not None) == self.loss.algorithm.has_teacher
+        assert bool(self.teachers) == self.loss.algorithm.has_teacher
 
     def init(self, key: Array) -> TrainState:
         """Makes a random policy, ready for `sft`."""
@@ -158,11 +158,10 @@ class Trainer:
             loss_scale=self._first_loss_scale,
         )
 
-    def taught(self, state: TrainState, teacher: Params) -> TrainState:
-        """Returns a state of `begin`, or one that was restored, with its teacher's parameters."""
-        assert self.teacher is not None
-        held = move(as_computed(self.teacher, teacher), self._abstract_teacher)
-        return state._replace(teacher=held)
+    def taught(self, state: TrainState, teachers: tuple[Params, ...]) -> TrainState:
+        """Returns a state of `begin`, or one that was restored, with its teachers' parameters."""
+        computed = tuple(map(as_computed, self.teachers, teachers))
+        return state._replace(teachers=move(computed, self._abstract_teachers))
 
     def _first_versions(self, trained: Params) -> DrawingVersions | None:
         if self.kept_versions is None:
@@ -195,7 +194,7 @@ class Trainer:
             else None,
             drawing=self._abstract_versions,
             loss_scale=self._abstract_loss_scale,
-            teacher=None if self.teacher is None else self._abstract_teacher,
+            teachers=self._abstract_teachers or None,
         )
 
     def place(self, batch: TrainBatch) -> TrainBatch:
@@ -311,7 +310,7 @@ class Trainer:
             kl_coefficient=coefficient,
             drawing=kept_versions,
             loss_scale=loss_scale,
-            teacher=state.teacher,
+            teachers=state.teachers,
         )
         return after, metrics
 
@@ -397,24 +396,25 @@ class Trainer:
         return in_host_memory(computed) if self.offload_reference else computed
 
     @functools.cached_property
-    def _abstract_teacher(self) -> Params:
-        there = self._abstract_used_teacher
-        return in_host_memory(there) if self.offload_teacher else there
+    def _abstract_teachers(self) -> tuple[Params, ...]:
+        there = self._abstract_used_teachers
+        return in_host_memory(there) if self.offload_teachers else there
 
     @property
-    def _abstract_used_teacher(self) -> Params:
-        """Shapes, dtypes and shardings of the teacher's parameters while they are used."""
-        assert self.teacher is not None
-        return as_computed_abstract(self.teacher, abstract_params(self.teacher, self.layout))
+    def _abstract_used_teachers(self) -> tuple[Params, ...]:
+        """Shapes, dtypes and shardings of the teachers' parameters while they are used."""
+        return tuple(
+            as_computed_abstract(one, abstract_params(one, self.layout)) for one in self.teachers
+        )
 
-    def _teacher(self, state: TrainState) -> Teacher | None:
-        if self.teacher is None:
-            return None
-        params = state.teacher
-        if self.offload_teacher:
-            params = move(params, self._abstract_used_teacher)
-        forward = dataclasses.replace(self._forward, model=self.teacher)
-        return Teacher(self.loss.algorithm, forward, params)
+    def _taught_by(self, state: TrainState) -> tuple[Teacher, ...]:
+        params = state.teachers or ()
+        if self.offload_teachers:
+            params = move(params, self._abstract_used_teachers)
+        return tuple(
+            Teacher(self.loss.algorithm, dataclasses.replace(self._forward, model=model), one)
+            for model, one in zip(self.teachers, params, strict=True)
+        )
 
     @functools.cached_property
     def _abstract_versions(self) -> DrawingVersions | None:
@@ -455,17 +455,17 @@ class Trainer:
           The learned state; metrics and per-token figures with a leading axis of updates;
           and metrics of the batch.
         """
-        teacher = self._teacher(state)
-        known, of_batch = self._preparation.experience(state, trained, frozen, batch, teacher)
+        teachers = self._taught_by(state)
+        known, of_batch = self._preparation.experience(state, trained, frozen, batch, teachers)
         update = PolicyUpdate(
             self.loss,
             self._forward,
             policy=self._rl_optimizer,
             critic=self._critic if self.critic else None,
             scores=self._preparation.scores_in_update,
-            compare=None
-            if teacher is None or known.teacher_logprobs is not None
-            else teacher.divergence,
+            compare=()
+            if known.teacher_logprobs is not None
+            else tuple(one.divergence for one in teachers),
         )
         return *self._taken(update, known, state, trained, frozen, batch), of_batch
 

@@ -78,7 +78,7 @@ class TrainerLoop:
         thread, which compiles only for the largest batch.
       recorder: makes the recorder of rollouts, given the last step that is recorded already; None
         if there is none.
-      teacher: loads the teacher's parameters; None without a teacher.
+      teachers: loads the teachers' parameters; None without a teacher.
     """
 
     session: Session
@@ -97,7 +97,7 @@ class TrainerLoop:
     demonstrations: DemonstrationsOf | None = None
     compile_threads: int = 0
     recorder: Callable[[int], RolloutRecorder] | None = None
-    teacher: Callable[[], Params] | None = None
+    teachers: Callable[[], tuple[Params, ...]] | None = None
     _life: TrainerLife = dataclasses.field(init=False)
     _restorer: StateRestorer = dataclasses.field(init=False)
     _state: TrainState = dataclasses.field(init=False)
@@ -241,8 +241,8 @@ class TrainerLoop:
         return None
 
     def _restored(self, state: TrainState) -> int:
-        if self.teacher is not None:
-            state = self.trainer.taught(state, self.teacher())
+        if self.teachers is not None:
+            state = self.trainer.taught(state, self.teachers())
         self._state = state
         return int(state.step)
 

@@ -234,7 +234,7 @@ class SnapshotKeeper:
 
     def _kept(self, state: TrainState) -> TrainState:
         """Returns the part of a state that snapshots hold."""
-        return state._replace(params=self.parameters.kept(state.params), teacher=None)
+        return state._replace(params=self.parameters.kept(state.params), teachers=None)
 
     def _completed(self, state: TrainState, metadata: JsonObject) -> TrainState:
         params = self.parameters.completed(state.params, metadata["base_digest"])

@@ -12,7 +12,7 @@ from rl_sync.models.huggingface.loading import load_params
 from rl_sync.models.huggingface.reading import load_config
 from rl_sync.models.placement import abstract_params
 from rl_sync.roles.assembly import wiring
-from rl_sync.roles.teacher_model import load_teacher, teacher_model
+from rl_sync.roles.teacher_models import load_teachers, teacher_models
 from rl_sync.settings.records import ConfigError
 from tests.models.meshes import layout
 from tests.settings.changed import settings_with
@@ -49,9 +49,9 @@ def _changed(tmp_path, file, **values):
 
 def test_a_checkpoint_is_loaded_in_the_dtype_of_the_computation(tmp_path):
     settings, task = _with(tmp_path, teacher__path=QWEN, trainer__compute_dtype="bfloat16")
-    model, policy = teacher_model(settings, task), wiring.trainer_model(settings, task)
+    (model,), policy = teacher_models(settings, task), wiring.trainer_model(settings, task)
     assert (model.vocab_size, model.dtype) == (policy.vocab_size, "bfloat16")
-    params = load_teacher(settings, task, layout())
+    (params,) = load_teachers(settings, task, layout())
     stored = load_config(Path(QWEN))
     expected = load_params(Path(QWEN), stored, abstract_params(stored, layout()))
     assert model.vocab_size < stored.vocab_size or model.vocab_size == 96
@@ -98,7 +98,7 @@ def test_a_teacher_that_cannot_teach_is_refused_in_one_line(tmp_path, name):
     path, told = REFUSED[name]
     settings, task = _with(tmp_path, teacher__path=path(tmp_path))
     with pytest.raises(ConfigError, match=told) as refused:
-        teacher_model(settings, task)
+        teacher_models(settings, task)
     assert "teacher.path" in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -106,7 +106,7 @@ def test_a_teacher_that_cannot_teach_is_refused_in_one_line(tmp_path, name):
 def test_a_step_of_a_checkpoint_is_refused(tmp_path):
     settings, task = _with(tmp_path, teacher__path=QWEN, teacher__step="3")
     with pytest.raises(ConfigError, match=r"teacher.step=3 names a snapshot.*leave it out"):
-        teacher_model(settings, task)
+        teacher_models(settings, task)
 
 
 def _run(tmp_path, **fields):
@@ -123,7 +123,7 @@ def test_a_run_with_other_characters_is_refused(tmp_path):
         algorithm__name="on_policy_distillation", teacher__path=path, teacher__step="0"
     )
     with pytest.raises(ConfigError, match="has another vocabulary than the policy: token "):
-        teacher_model(settings, wiring.load_task(settings))
+        teacher_models(settings, wiring.load_task(settings))
 
 
 def test_a_run_without_snapshots_is_refused_unless_its_start_teaches(tmp_path):
@@ -132,6 +132,6 @@ def test_a_run_without_snapshots_is_refused_unless_its_start_teaches(tmp_path):
     settings = settings_with(**fields)
     task = wiring.load_task(settings)
     with pytest.raises(ConfigError, match="has no snapshot yet"):
-        teacher_model(settings, task)
-    model = teacher_model(settings_with(**fields, teacher__step="0"), task)
+        teacher_models(settings, task)
+    (model,) = teacher_models(settings_with(**fields, teacher__step="0"), task)
     assert model == wiring.trainer_model(settings, task)

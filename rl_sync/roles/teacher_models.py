@@ -1,4 +1,4 @@
-"""The teacher of a policy: its model and its parameters, from a checkpoint or a run."""
+"""The teachers of a policy: their models and parameters, from checkpoints or runs."""
 
 from __future__ import annotations
 
@@ -35,19 +35,20 @@ _OF_TOKENS = ("embedding", "unembedding")
 """Parameters with a row for each token."""
 
 
-def teacher_model(settings: RunSettings, task: Task) -> ModelConfig | None:
-    """Returns the teacher's model config for the trainer's rows; None without a teacher.
+def teacher_models(settings: RunSettings, task: Task) -> tuple[ModelConfig, ...]:
+    """Returns the teachers' model configs for the trainer's rows; none without a teacher.
 
-    Its vocabulary is the policy's, even if the checkpoint has more rows behind it.
+    Their vocabulary is the policy's, even if a checkpoint has more rows behind it.
 
     Raises:
       ConfigError: there is no such model, or it has another vocabulary, or cannot read the rows.
     """
-    path = settings.teacher.path
-    if path is None:
-        return None
+    return tuple(_model(settings, task, path) for path in settings.teacher.paths.values())
+
+
+def _model(settings: RunSettings, task: Task, path: str) -> ModelConfig:
     tokenizer, stored = _read(settings, path)
-    named, policy = f"teacher.path={path!r}", wiring.trainer_model(settings, task)
+    named, policy = _named(settings, path), wiring.trainer_model(settings, task)
     _require_teaches(task, stored, named)
     differs = first_difference(task.tokenizer, tokenizer)
     require(
@@ -76,6 +77,12 @@ def teacher_model(settings: RunSettings, task: Task) -> ModelConfig | None:
         attention=policy.attention,
     )
     return wiring.fitting(settings, task, model)
+
+
+def _named(settings: RunSettings, path: str) -> str:
+    """Names a teacher as the settings do."""
+    name = next(name for name, there in settings.teacher.paths.items() if there == path)
+    return f"teacher.sets: {name}={path!r}" if name else f"teacher.path={path!r}"
 
 
 def _require_teaches(task: Task, teacher: ModelConfig, named: str) -> None:
@@ -107,15 +114,18 @@ def _require_same_groups(settings: RunSettings, teacher: ModelConfig, named: str
     )
 
 
-def load_teacher(settings: RunSettings, task: Task, layout: Layout) -> Params:
-    """Loads the teacher's parameters, sharded as the policy's are.
+def load_teachers(settings: RunSettings, task: Task, layout: Layout) -> tuple[Params, ...]:
+    """Loads the teachers' parameters, sharded as the policy's are.
 
     Raises:
-      ConfigError: see `teacher_model`; or the weights cannot be read.
+      ConfigError: see `teacher_models`; or the weights cannot be read.
     """
-    path, model = settings.teacher.path, teacher_model(settings, task)
-    assert path is not None
-    assert model is not None
+    models = teacher_models(settings, task)
+    paths = settings.teacher.paths.values()
+    return tuple(_load(settings, *one, layout) for one in zip(paths, models, strict=True))
+
+
+def _load(settings: RunSettings, path: str, model: ModelConfig, layout: Layout) -> Params:
     if is_run(path):
         return policy_of_run(_workdir(path), layout, _step(settings, path)).params
     try:
@@ -124,7 +134,7 @@ def load_teacher(settings: RunSettings, task: Task, layout: Layout) -> Params:
         there = as_computed_abstract(stored, abstract_params(stored, layout))
         params = load_params(directory, stored, there)
     except ValueError as error:
-        raise ConfigError(f"teacher.path={path!r}: {error}") from error
+        raise ConfigError(f"{_named(settings, path)}: {error}") from error
     if stored.vocab_size == model.vocab_size:
         return params
     abstract = as_computed_abstract(model, abstract_params(model, layout))
@@ -142,8 +152,8 @@ def _read(settings: RunSettings, path: str) -> tuple[Tokenizer, ModelConfig]:
     if not is_run(path):
         require(
             settings.teacher.step is None,
-            f"teacher.step={settings.teacher.step} names a snapshot, but teacher.path={path!r} is"
-            " not the work directory of a run: leave it out.",
+            f"teacher.step={settings.teacher.step} names a snapshot, but"
+            f" {_named(settings, path)} is not the work directory of a run: leave it out.",
         )
         try:
             directory = locate(path)
@@ -155,7 +165,7 @@ def _read(settings: RunSettings, path: str) -> tuple[Tokenizer, ModelConfig]:
             )
             return pretrained.load(TokenizerConfig(str(directory), "no")), stored
         except (ValueError, OSError) as error:
-            raise ConfigError(f"teacher.path={path!r}: {error}") from error
+            raise ConfigError(f"{_named(settings, path)}: {error}") from error
     if _step(settings, path) is None:
         require_snapshot(_workdir(path))
     run = settings_of_run(_workdir(path))
