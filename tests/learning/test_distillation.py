@@ -91,7 +91,8 @@ def test_a_drawn_token_has_the_advantage_of_its_teacher():
 
 def _two_groups(kind):
     """Lays out a group of each of two teachers."""
-    groups = [dataclasses.replace(group_of((3, 4, 2, 4)), prompt_id=one) for one in (1, 0)]
+    lengths = {1: (6, 5, 6, 5), 0: (1, 2, 1, 1)}
+    groups = [dataclasses.replace(group_of(of), prompt_id=one) for one, of in lengths.items()]
     return Batching(kind, 8, 8, 1, 0, teachers=(0, 1)).batch(groups)
 
 
