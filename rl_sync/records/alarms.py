@@ -53,12 +53,14 @@ class AlarmLimits(NamedTuple):
       group_size: number of completions of a prompt.
       logprob_gap: maximum gap in nats without an alarm; 0 for no alarm.
       group_mean_low: mean reward below which groups are left out of the loss.
+      follows_rewards: whether the loss has the rewards, and not a teacher alone.
     """
 
     steps: int = 5
     group_size: int = 2
     logprob_gap: float = 0.0
     group_mean_low: float = -math.inf
+    follows_rewards: bool = True
 
 
 class Evaluated(NamedTuple):
@@ -147,14 +149,15 @@ class Period(NamedTuple):
 
 def _no_reward(evidence: Evidence) -> str:
     least, greatest = evidence.recent("reward_min"), evidence.recent("reward_max")
-    if not least or any(least) or any(greatest):
+    if not evidence.limits.follows_rewards or not least or any(least) or any(greatest):
         return ""
     return f"no completion earned a reward in the last {len(least)} trainer steps"
 
 
 def _no_spread(evidence: Evidence) -> str:
     shares = evidence.recent("groups_without_spread")
-    if evidence.limits.group_size < 2 or not shares or min(shares) < 1 - 1e-6:
+    compares = evidence.limits.group_size > 1 and evidence.limits.follows_rewards
+    if not compares or not shares or min(shares) < 1 - 1e-6:
         return ""
     if evidence.is_solved or _no_reward(evidence):
         return ""
@@ -169,7 +172,12 @@ def _shaping_alone(evidence: Evidence) -> str:
         return _shaped_advantages(evidence.recent("shaped_advantages"))
     shares = evidence.recent("groups_shaped_only")
     leaves_out = evidence.limits.group_mean_low > evidence.lowest
-    if leaves_out or not shares or min(shares) < _SHAPED_ONLY:
+    if (
+        not evidence.limits.follows_rewards
+        or leaves_out
+        or not shares
+        or min(shares) < _SHAPED_ONLY
+    ):
         return ""
     return (
         f"in the last {len(shares)} trainer steps no completion solved the problem in"

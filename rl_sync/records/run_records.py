@@ -215,6 +215,7 @@ class RunRecords:
             group_size=self.setting("trainer", "group_size") or default.group_size,
             logprob_gap=self.setting("algorithm", "logprob_gap_alarm") or 0.0,
             group_mean_low=default.group_mean_low if low is None else low,
+            follows_rewards=self.setting("algorithm", "advantage") != "none",
         )
 
     # Times.

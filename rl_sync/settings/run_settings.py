@@ -369,6 +369,7 @@ class RunSettings:
             group_size=self.trainer.group_size,
             logprob_gap=self.algorithm.logprob_gap_alarm,
             group_mean_low=self.algorithm.group_mean_low,
+            follows_rewards=self.algorithm.advantage != "none",
         )
 
     @property

@@ -93,6 +93,12 @@ def test_a_trouble_of_so_many_steps_is_an_alarm_and_a_shorter_one_is_none(name):
     assert (_names(trouble, trouble) == []) is (name != "logprob gap")
 
 
+@pytest.mark.parametrize("name", ["no reward", "no spread", "shaping alone"])
+def test_rewards_raise_no_alarm_where_a_teacher_alone_teaches(name):
+    limits = LIMITS._replace(follows_rewards=False)
+    assert _names(*[{}] * 3, *[TROUBLES[name]] * 3, limits=limits) == []
+
+
 def test_every_alarm_is_tried_and_says_what_to_do():
     names = [kind.name for kind in ALARMS]
     assert sorted(names) == sorted(
