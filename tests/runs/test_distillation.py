@@ -70,3 +70,17 @@ def test_each_set_of_a_mixture_has_its_own_teacher(memory_runs):
     assert_nothing_is_lost_or_doubled(run)
     divergences = [metrics["kl_teacher"] for metrics in read_metrics(run.workdir, "rl")]
     assert sum(divergences[-3:]) < sum(divergences[:3])
+
+
+@pytest.mark.nightly
+def test_adapters_follow_a_teacher(memory_runs):
+    run = memory_runs(
+        *SYNCHRONOUS,
+        *FAST,
+        *_teacher(memory_runs),
+        "--config.model.lora.rank=4",
+        "--config.optimizer.learning_rate=0.01",
+        "--config.algorithm.distillation=exact",
+    )
+    divergences = [metrics["kl_teacher"] for metrics in read_metrics(run.workdir, "rl")]
+    assert sum(divergences[-3:]) < 0.9 * sum(divergences[:3])
