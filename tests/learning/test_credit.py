@@ -351,6 +351,7 @@ def test_a_completion_that_could_not_be_judged_moves_no_advantage(subtests):
         "reinforce_pp_baseline": of_tokens,
         "remax": [0.75, -0.25, -0.25],
         "best": [1, 0, 0],
+        "none": [0, 0, 0],
         "pair": [1, -1, 0],
         "demonstration": [1, 1, 1],
         "preference": [-1, -1, -1],  # The first of a pair is preferred; data have no rewards.
