@@ -33,7 +33,7 @@ def test_a_custom_mode_names_its_interval_and_its_offset():
 
 @pytest.mark.parametrize(("text", "numbers"), [("3:5", [3, 4, 5]), ("7,1", [7, 1]), ("4", [4])])
 def test_seeds_are_a_range_with_both_ends_or_a_list(text, numbers):
-    assert seeds._seeds(text) == numbers
+    assert seeds.seeds_of(text) == numbers
 
 
 def test_the_table_has_the_least_the_median_and_the_greatest_of_each_mode():

@@ -25,10 +25,11 @@ class ComputedWeights(NamedTuple):
 
 
 class SimulatedState(NamedTuple):
-    """The trainer's state."""
+    """The trainer's state, without teachers."""
 
     step: int
     params: ComputedWeights
+    teachers: None = None
 
 
 class SimulatedFolder:
