@@ -1,11 +1,14 @@
 """Token records: what explorers record of each token beside its log-probability.
 
-The experts of a token are in `rl_sync.expert_routes`. The distribution that it was drawn from, for
-score centering, holds the log-probabilities of the whole vocabulary; or those of the K likeliest
-tokens, their ids and, last, the log-probability of all other tokens together. So it takes 4 bytes
-for a token of the vocabulary, or 8 for each of the likeliest and 4 for the others.
+*Routes* are the experts that a mixture of experts sent a token to. An expert takes one byte, or two
+in a mixture of more than 255. The greatest number stands for a token without a record.
 
-Letters in shapes: T tokens, K likeliest tokens.
+The *distribution* that a token was drawn from, for score centering, holds the log-probabilities of
+the whole vocabulary; or those of the K likeliest tokens, their ids and, last, the log-probability
+of all other tokens together. So it takes 4 bytes for a token of the vocabulary, or 8 for each of
+the likeliest and 4 for the others.
+
+Letters in shapes: T tokens, K likeliest tokens, L layers, C experts of a token, S positions.
 """
 
 from __future__ import annotations
@@ -13,9 +16,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
-
-from rl_sync.expert_routes import RouteShape
+from jaxtyping import Float, Int, UInt
 
 ROUTES, SAMPLER = "routes", ("sampler_logprobs", "sampler_ids")
 """Columns of the records, as in `Group`."""
@@ -24,6 +25,50 @@ NEVER = -1e4
 
 MOST_RECORDED = 4096
 """Largest vocabulary whose distributions are recorded whole: 16 KiB for each token."""
+
+
+class RouteShape(NamedTuple):
+    """Shape of a token's routes.
+
+    Attributes:
+      layers: number of layers, L.
+      per_token: number of experts of a token in each layer, C.
+      experts: number of experts of each layer.
+    """
+
+    layers: int
+    per_token: int
+    experts: int
+
+    @property
+    def dtype(self) -> Any:
+        """Dtype of an expert's number."""
+        return np.uint8 if self.experts <= np.iinfo(np.uint8).max else np.uint16
+
+    def unrecorded(self, *shape: int) -> UInt[np.ndarray, "... L C"]:
+        """Makes an array of tokens without a record."""
+        return np.full((*shape, self.layers, self.per_token), unrecorded_in(self.dtype), self.dtype)
+
+
+class RecordedRoutes(NamedTuple):
+    """Routes of the tokens from position `first` on."""
+
+    first: int
+    experts: UInt[np.ndarray, "T L C"]
+
+    def write(self, to: UInt[np.ndarray, "S L C"]) -> None:
+        """Writes the routes to the tokens of their positions that have no record yet.
+
+        The first record of a token is the one under which its successor was sampled.
+        """
+        there = to[self.first : self.first + len(self.experts)]
+        new = there == unrecorded_in(to.dtype)
+        there[new] = self.experts[: len(there)][new]
+
+
+def unrecorded_in(dtype: Any) -> int:
+    """Returns the number that stands for no record."""
+    return int(np.iinfo(dtype).max)
 
 
 class SamplerShape(NamedTuple):

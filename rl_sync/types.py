@@ -232,7 +232,7 @@ class Group:
       parts: score of each trajectory by each part of the reward; None if the reward has one part.
       sampling_masks: set of tokens that each token could be sampled from, as entries (see
         `rl_sync.sampling_masks`); None where it was always the whole vocabulary.
-      routes: experts that each token went to in the explorer (see `rl_sync.expert_routes`); None
+      routes: experts that each token went to in the explorer (see `rl_sync.token_records`); None
         without `rollout.routing_replay`.
       sampler_logprobs: log-probabilities of the distribution that each token was sampled from, as
         the explorer recorded it (see `rl_sync.token_records`); None without

@@ -24,7 +24,6 @@ LEAVES = {
     "image_files",
     "images",
     "row_answers",
-    "expert_routes",
     "token_records",
     "sequence_images",
     "sampling_masks",

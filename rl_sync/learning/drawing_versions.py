@@ -77,7 +77,7 @@ class KeptVersions:
         return DrawingVersions(numbers, params)
 
 
-class Scores(NamedTuple):
+class DrawnScores(NamedTuple):
     """Log-probabilities at each token by some weights.
 
     Attributes:
@@ -95,8 +95,8 @@ def scored(
     present: Int[Array, ""],
     trained: Params,
     kept: DrawingVersions | None,
-    score: Callable[[Params], Scores],
-    start: Scores | None = None,
+    score: Callable[[Params], DrawnScores],
+    start: DrawnScores | None = None,
 ) -> tuple[Rows, Float[Array, ""]]:
     """Computes log-probabilities at each token by the weights that drew it.
 
@@ -117,12 +117,12 @@ def scored(
     shapes, sampler = jax.eval_shape(score, trained), rows.sampler_logprobs
     if sampler is None and shapes.sampler is not None:
         sampler = jnp.full(shapes.sampler.shape, NEVER, shapes.sampler.dtype)
-    found, known = Scores(recorded, sampler), jnp.zeros_like(mask)
+    found, known = DrawnScores(recorded, sampler), jnp.zeros_like(mask)
     versions: list[tuple[Array, Params]] = [(present, trained)]
     if kept is not None:
         versions += [(kept.numbers[i], params) for i, params in enumerate(kept.params)]
 
-    def nothing(_: Params) -> Scores:
+    def nothing(_: Params) -> DrawnScores:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
     for place, (number, params) in enumerate(versions):

@@ -39,7 +39,7 @@ class RowInputs(NamedTuple):
       tokens: token ids.
       packing: layout of packed rows; None where each row is one segment.
       masks: sampling masks of the rows; None if all tokens could be sampled.
-      routes: experts to which the policy sends the tokens again (see `rl_sync.expert_routes`); None
+      routes: experts to which the policy sends the tokens again (see `rl_sync.token_records`); None
         if it chooses. A critic's own model always chooses.
       images: images of the rows; None for text alone.
       sampler_ids: tokens of `Outputs.distribution`; None for the whole vocabulary.

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from rl_sync.algorithms.algorithm import SAMPLED
 from rl_sync.algorithms.centering import with_rest
 from rl_sync.learning import credit, objective
-from rl_sync.learning.drawing_versions import KeptVersions, Scores, scored
+from rl_sync.learning.drawing_versions import DrawnScores, KeptVersions, scored
 from rl_sync.learning.forward import Forward, RowInputs
 from rl_sync.learning.microbatches import OfRows, map_rows
 from rl_sync.learning.objective import BatchExperience, LossConfig, Metrics
@@ -118,21 +118,23 @@ class Preparation:
         )
         return experience, metrics
 
-    def _scores(self, frozen: Params, rows: Rows, trained: Params, replays: bool = True) -> Scores:
+    def _scores(
+        self, frozen: Params, rows: Rows, trained: Params, replays: bool = True
+    ) -> DrawnScores:
         """Computes the log-probability of each token, and what score centering needs beside it.
 
         Args:
           replays: whether tokens go to the experts that their rows name.
         """
 
-        def one(some: Rows) -> Scores:
+        def one(some: Rows) -> DrawnScores:
             given = RowInputs.of(some)
             given = given if replays else given._replace(routes=None)
             found = self.forward.outputs(trained, None, frozen, given)
             sampler = found.distribution
             if sampler is not None and some.sampler_ids is not None:
                 sampler = with_rest(sampler)
-            return Scores(found.logprobs, sampler)
+            return DrawnScores(found.logprobs, sampler)
 
         return self._by_rows(one, rows)
 

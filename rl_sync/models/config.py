@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal, get_args
 
-from rl_sync.expert_routes import RouteShape
 from rl_sync.models.vision.vision_config import Vision
 from rl_sync.spelling import require_one_of
+from rl_sync.token_records import RouteShape
 
 DTYPES = ("float32", "bfloat16", "float16")
 Activation = Literal["silu", "gelu_tanh"]

@@ -274,7 +274,7 @@ def hidden_states(
         is a sequence of its own.
       prompts: number of each prompt of a row, if sequences share prompts: at the prompt's tokens,
         which have a segment below 0, and at the tokens of sequences that continue it.
-      routes: experts that tokens go to again; see `rl_sync.expert_routes`. None to choose all.
+      routes: experts that tokens go to again; see `rl_sync.token_records`. None to choose all.
       images: images of the rows, for a model with vision; None for text alone.
     """
     at = None if images is None else images.at

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int, UInt32
 
-from rl_sync.expert_routes import RecordedRoutes
 from rl_sync.models.config import ModelConfig
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.sampling_masks import Entries, no_entries
 from rl_sync.sequence_images import TEXT, SequenceImages
-from rl_sync.token_records import SamplerRecord
+from rl_sync.token_records import RecordedRoutes, SamplerRecord
 from rl_sync.types import CompletionProgress, Finish
 
 

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Array, Int, UInt, UInt32
 
-from rl_sync.expert_routes import RecordedRoutes
 from rl_sync.rollout.request import (
     CompletionRequest,
     FinishedCompletion,
@@ -22,7 +21,7 @@ from rl_sync.rollout.request import (
 )
 from rl_sync.rollout.slots import NOT_DRAWN
 from rl_sync.sampling_masks import Entries, before, no_entries, of_words, shifted
-from rl_sync.token_records import SamplerRecord, joined
+from rl_sync.token_records import RecordedRoutes, SamplerRecord, joined
 from rl_sync.types import CompletionProgress
 
 Decode = Callable[[Sequence[int]], str]

@@ -14,7 +14,6 @@ from rl_sync.environments.dialogue.trajectory import (
     append_turn,
     begin_segment,
 )
-from rl_sync.expert_routes import RecordedRoutes, RouteShape
 from rl_sync.learning.forward import Forward, RowInputs
 from rl_sync.models.config import Experts
 from rl_sync.models.mixture.products import ExpertKernels, mixed, routes_of
@@ -25,6 +24,7 @@ from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
+from rl_sync.token_records import RecordedRoutes, RouteShape
 from tests.models import tiny
 from tests.models.meshes import layout
 from tests.models.test_mixture import assert_close

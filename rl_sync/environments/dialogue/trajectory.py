@@ -13,10 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from rl_sync.expert_routes import RecordedRoutes
 from rl_sync.sampling_masks import Entries, no_entries, shifted
 from rl_sync.sequence_images import SequenceImages, after
-from rl_sync.token_records import PlacedRecord, SamplerRecord, moved
+from rl_sync.token_records import PlacedRecord, RecordedRoutes, SamplerRecord, moved
 
 NOT_DRAWN = -1
 """The policy version of a token that the policy did not sample."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float, Int, UInt32
 
-from rl_sync.expert_routes import unrecorded_in
 from rl_sync.sampling_masks import padded
 from rl_sync.sequence_images import TEXT
+from rl_sync.token_records import unrecorded_in
 from rl_sync.types import Packing, as_input
 
 PADDING: dict[str, int | float] = {

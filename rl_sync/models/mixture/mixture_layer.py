@@ -43,7 +43,7 @@ class MixtureMLP(nn.Module):
         """Returns the sum, and the experts of each token.
 
         Args:
-          recorded: experts to which tokens go again; see `rl_sync.expert_routes`.
+          recorded: experts to which tokens go again; see `rl_sync.token_records`.
         """
         config, experts = self.config, cast(Experts, self.config.experts)
         D, F, E = config.embed_dim, experts.mlp_dim, experts.count

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt
 
-from rl_sync.expert_routes import unrecorded_in
 from rl_sync.models.config import Experts, ModelConfig
 from rl_sync.models.layers import ACTIVATIONS
 from rl_sync.models.platform import platform
+from rl_sync.token_records import unrecorded_in
 
 _EXCHANGE_BYTES = 256 << 20
 _KERNEL_BYTES = 2
@@ -59,7 +59,7 @@ def routes_of(
     (rollout routing replay, arXiv:2510.11370, equation 7).
 
     Args:
-      recorded: experts that tokens went to before; see `rl_sync.expert_routes`.
+      recorded: experts that tokens went to before; see `rl_sync.token_records`.
     """
     kernel = router.astype(tokens.dtype).astype(jnp.float32)  # Rounded as an explorer has it.
     scores = jnp.dot(tokens.astype(jnp.float32), kernel, precision="highest")

@@ -165,7 +165,7 @@ def test_newer_weights_take_over_in_flight_and_each_token_says_whose_it_is():
     explorer = dataclasses.replace(EXPLORER, engine=_engine(chunk_tokens=2))
     other = ExplorerState(6, jax.tree.map(lambda x: 0.5 * x, STATE.params))
     state, groups = explorer.rollout(
-        STATE, [_lease(0)], lambda state: other if state is STATE else None
+        STATE, [_lease(0)], lambda state: other if state.version == STATE.version else None
     )
     assert (state.version, state.params is other.params) == (6, True)
     (group,) = groups
