@@ -244,6 +244,8 @@ class Group:
       tiles: the group's images, cut into tiles, each once: their pixels, or their features
         [N, M, W] from a frozen vision tower, whichever is smaller.
       tile_digests: 16 bytes that identify each tile.
+      seats: in games of several players, the player who learned in each trajectory; 0 where a game
+        did not begin. None otherwise.
       endings: ends of the episodes. They are not a column of a replay item, since only scoring
         needs them.
     """
@@ -269,6 +271,7 @@ class Group:
     image_at: Int[np.ndarray, "G T"] | None = None
     tiles: UInt8[np.ndarray, "N S S 3"] | Float[np.ndarray, "N M W"] | None = None
     tile_digests: UInt8[np.ndarray, "N 16"] | None = None
+    seats: Int[np.ndarray, " G"] | None = None
     endings: tuple[Ending, ...] | None = dataclasses.field(default=None, metadata={"column": False})
 
     @property
@@ -438,6 +441,8 @@ class TrainBatch(NamedTuple):
       truncated: whether a limit cut each trajectory; None where its tokens say it, as completions
         that were not cut end with a stop id.
       parts: score of each trajectory by each part of the reward; None if it has one part.
+      roles: number of each trajectory's role: its seat in a game, in its set of a mixture; None if
+        advantages do not compare roles.
     """
 
     rows: Rows
@@ -446,3 +451,4 @@ class TrainBatch(NamedTuple):
     demonstrations: Demonstrations | None = None
     truncated: Bool[Array, " trajectories"] | None = None
     parts: Float[Array, "trajectories K"] | None = None
+    roles: Int[Array, " trajectories"] | None = None

@@ -1,4 +1,4 @@
-"""Advantages of trajectories within their group: one advantage per trajectory.
+"""Advantages of trajectories within their group, or their role: one advantage per trajectory.
 
 Rows are complete groups of `group_size` trajectories each, one after the other. Every function
 raises ValueError if the rewards are not complete groups. Equal rewards have advantages of exactly
@@ -131,6 +131,25 @@ def reinforce_pp_baseline(
       lengths: completion tokens of each trajectory.
     """
     return whiten(dr_grpo(rewards, group_size), lengths, epsilon)
+
+
+def rae(
+    rewards: Float[Array, " B"],
+    lengths: Float[Array, " B"],
+    roles: Int[Array, " B"] | None = None,
+) -> Float[Array, " B"]:
+    """A_i = r_i − mean(r of the batch's trajectories of the same role): role-conditioned advantage
+    estimation (SPIRAL, arXiv:2506.24119, section 3.3), with the batch's mean in place of a running
+    mean. A trajectory alone in its role has the advantage 0.
+
+    Args:
+      lengths: completion tokens of each trajectory.
+      roles: number of each trajectory's role; None for one role.
+    """
+    if roles is None:
+        return centered(rewards, lengths > 0)
+    of_role = (roles[:, None] == roles) & (lengths > 0)
+    return jnp.diagonal(centered(jnp.broadcast_to(rewards, of_role.shape), of_role, axis=1))
 
 
 def pair(

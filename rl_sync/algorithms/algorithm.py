@@ -88,6 +88,11 @@ class Advantage(AlgorithmPiece):
         return takes(self.function, "parts")
 
     @property
+    def needs_roles(self) -> bool:
+        """Says whether advantages compare the trajectories of a role."""
+        return takes(self.function, "roles")
+
+    @property
     def needs_values(self) -> bool:
         """Says whether advantages use a critic's values, and come with returns to train it."""
         return takes(self.function, "values")
@@ -159,6 +164,7 @@ ADVANTAGES = {
     "gdpo": Advantage("advantages.gdpo"),
     "rloo": Advantage("advantages.rloo"),
     "opo": Advantage("advantages.opo"),
+    "rae": Advantage("advantages.rae"),
     "reinforce_pp": Advantage("returns.reinforce_pp", of_tokens=True),
     "reinforce_pp_baseline": Advantage("advantages.reinforce_pp_baseline"),
     "remax": Advantage("returns.remax", of_tokens=True),
@@ -541,6 +547,11 @@ class Algorithm:
     def needs_baselines(self) -> bool:
         """Says whether a greedy completion is generated with each group."""
         return ADVANTAGES[self.advantage].needs_baselines
+
+    @property
+    def needs_roles(self) -> bool:
+        """Says whether a batch has the role of each trajectory."""
+        return ADVANTAGES[self.advantage].needs_roles
 
     @property
     def screening(self) -> Screening:

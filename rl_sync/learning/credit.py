@@ -150,6 +150,7 @@ def _estimated(
     mask, sequences = rows.completion_mask, rows.sequences
     known = {"mask": mask, "sequences": sequences, "values": values, "baselines": batch.baselines}
     given = {**vars(algorithm), **known, "lengths": lengths, "group_size": loss.group_size}
+    given["roles"] = batch.roles
     if algorithm.turn_discount < 1:
         given["discount"] = returns.at_turns(algorithm.discount, algorithm.turn_discount, mask)
     if not estimator.of_tokens:

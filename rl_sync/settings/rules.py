@@ -820,6 +820,12 @@ RULES: dict[str, Rule] = {
         f" algorithm.advantage={s.algorithm.advantage} compares a group's completions with each"
         " other. For one completion a prompt use algorithm.name=ppo or reinforce_pp.",
     ),
+    "algorithm.advantage, environment.name": lambda s: require(
+        s.plays or s.mixture is not None or not s.algorithm.needs_roles,
+        f"algorithm.advantage={s.algorithm.advantage} compares the games of a seat, or the"
+        " completions of a set of a mixture, and this run has neither: set environment.name to a"
+        " game of several players, or use algorithm.advantage=reinforce_pp.",
+    ),
     "optimizer.weight_decay, optimizer.name": lambda s: require(
         not s.optimizer.weight_decay or s.optimizer.name in DECAYING,
         f"optimizer.weight_decay={s.optimizer.weight_decay} means nothing to optimizer.name="

@@ -11,6 +11,7 @@ best, dr_grpo, grpo, opo, pair, reinforce_pp_baseline, rloo = (
     for name in ("best", "dr_grpo", "grpo", "opo", "pair", "reinforce_pp_baseline", "rloo")
 )
 gdpo = compiled(advantages.gdpo, "group_size", "part_weights")
+rae = compiled(advantages.rae)
 without_unjudged = compiled(shaping.without_unjudged, "group_size")
 REWARDS = np.array([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
 OF_REWARDS = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "best": best}
@@ -53,6 +54,23 @@ def test_by_hand():
     np.testing.assert_allclose(rloo(REWARDS, 4), [1, -1 / 3, -1 / 3, -1 / 3, 0, 0, 0, 0])
     np.testing.assert_array_equal(best(REWARDS, 4), [1, 0, 0, 0, 0, 0, 0, 0])
     np.testing.assert_array_equal(best(-REWARDS, 4), [0, 1, 1, 1, 0, 0, 0, 0])
+
+
+def test_the_baseline_of_a_role_is_the_mean_of_its_own_trajectories():
+    """The first player wins two games of three, and the second one of two; one is not judged."""
+    rewards = np.array([1.0, 1.0, -1.0, -1.0, 1.0, 9.0, 0.7])
+    lengths, roles = np.array([3, 1, 2, 1, 1, 0, 4.0]), np.array([5, 2, 5, 2, 5, 2, 0])
+    expected = [2 / 3, 1, -4 / 3, -1, 2 / 3, 0]
+    found = rae(rewards, lengths, roles)
+    np.testing.assert_allclose(found[lengths > 0], expected, rtol=1e-6)
+    assert found[6] == 0, "it is alone in its role"
+
+
+def test_roles_of_equal_rewards_have_no_advantages_to_the_bit():
+    roles = np.array([0, 1, 2, 1, 0, 1, 0])
+    rewards = np.array([0.1, 1 / 3, -7.7])[roles]
+    assert not rae(rewards, np.ones(7), roles).any()
+    assert rae(rewards, np.ones(7), roles[::-1]).any()
 
 
 def test_a_long_trajectory_pulls_the_baseline_of_opo_by_its_length():

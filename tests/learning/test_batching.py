@@ -64,6 +64,23 @@ def test_a_batch_says_what_was_cut_where_tokens_do_not():
     assert Batching("packed", 4, T, 1, 0).batch([group, group]).truncated is None
 
 
+@pytest.mark.parametrize("kind", ["padded", "packed", "shared"])
+def test_a_batch_numbers_the_seats_of_each_set(kind):
+    """Problem 0 and 2 are of one set; a game that did not begin has no seats."""
+    numbers = [(0, [1, 1]), (1, [1, 1]), (2, None), (2, [1, 1])]
+    groups = [
+        dataclasses.replace(
+            _group([4, 5]), prompt_id=prompt, seats=None if seats is None else np.array(seats)
+        )
+        for prompt, seats in numbers
+    ]
+    with_roles = Batching(kind, 8, T, 1, 0, sets=(4, 7, 4))
+    roles = with_roles.batch(groups).roles
+    assert roles.tolist() == [1, 1, 2, 2, 0, 0, 1, 1]
+    assert (roles.dtype, roles.shape) == (np.int32, with_roles.largest().roles.shape)
+    assert Batching(kind, 8, T, 1, 0).batch(groups).roles is None
+
+
 @pytest.mark.parametrize("updates", [1, 2])
 def test_packing_loses_no_token_and_keeps_what_belongs_to_it(updates):
     lengths = [32, 3, 5, 9, 2, 17, 4, 12]

@@ -109,6 +109,21 @@ def test_every_trajectory_of_whole_groups_has_its_advantage_and_counts():
     assert (metrics["groups_without_spread"], metrics["left_out_fraction"]) == (0.5, 0)
 
 
+@pytest.mark.parametrize(("group_size", "kl"), [(2, 0.0), (1, 0.0), (1, 0.1)])
+def test_trajectories_are_compared_with_those_of_their_role_whatever_their_group(group_size, kl):
+    """Rewards 1, 0 and ½, ½ of 2, 3, 1 and 3 tokens, each of which diverges by ½ nat."""
+    change = {"advantage": "rae", "kl_coefficient": kl, "kl_estimator": "k1", "kl_place": "reward"}
+    algorithm = dataclasses.replace(ALGORITHMS["dr_grpo"], **change)
+    batch = TrainBatch(ROWS, REWARDS, roles=np.array([0, 1, 1, 0]))
+    given, weights, metrics = give(_loss(algorithm, 3, group_size), batch, ref_logprobs=REF)
+    # The difference of a role's rewards, less that of the tokens.
+    first, second = 0.5 - kl * 0.5 * (2 - 3), -0.5 - kl * 0.5 * (3 - 1)
+    expected = np.array([first, second, -second, -first]) / 2
+    np.testing.assert_allclose(metrics[credit.ADVANTAGES_NAME], expected, rtol=1e-5)
+    np.testing.assert_allclose(given.advantages[:, 0], expected, rtol=1e-5)
+    np.testing.assert_array_equal(weights, 1)
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -347,6 +362,7 @@ def test_a_completion_that_could_not_be_judged_moves_no_advantage(subtests):
         "gdpo": [2 / 3**0.5, -1 / 3**0.5, -1 / 3**0.5],  # Their variance is 1.
         "rloo": [1, -0.5, -0.5],
         "opo": [5 / 6, -1 / 6, -1 / 6],
+        "rae": [2 / 3, -1 / 3, -1 / 3],
         "reinforce_pp": of_tokens,
         "reinforce_pp_baseline": of_tokens,
         "remax": [0.75, -0.25, -0.25],

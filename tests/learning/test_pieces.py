@@ -14,7 +14,7 @@ from rl_sync.types import Rows
 SETTINGS = {field.name for field in dataclasses.fields(Algorithm)}
 OF_BATCH = ("rewards", "lengths", "baselines", "values", "mask", "sequences", "group_size")
 OF_PARTS = ("parts", "part_weights")
-BATCH = SETTINGS | {*OF_BATCH, *OF_PARTS}
+BATCH = SETTINGS | {*OF_BATCH, *OF_PARTS, "roles"}
 KNOWN = BatchExperience(Rows(*[None] * 4), None, AdvantageEstimate(None), None).named()
 UPDATE = SETTINGS | {*KNOWN, *Totals._fields, "logprobs", "old_logprobs"}
 FUNCTIONS = {
@@ -59,7 +59,8 @@ def test_the_arguments_of_a_piece_say_what_it_needs():
     assert {name for name, one in advantages if one.needs_values} == {"gae", "n_step"}
     assert {name for name, one in advantages if one.needs_baselines} == {"remax"}
     assert {name for name, one in advantages if one.needs_parts} == {"gdpo"}
-    alone = {"gae", "n_step", "remax", "reinforce_pp", "demonstration", "none"}
+    assert {name for name, one in advantages if one.needs_roles} == {"rae"}
+    alone = {"gae", "n_step", "remax", "rae", "reinforce_pp", "demonstration", "none"}
     assert {name for name, one in advantages if not one.compares_groups} == alone
     assert {name for name, one in losses if one.needs_reference} == {"dpo"}
     assert {name for name, one in losses if one.clips} == {

@@ -61,6 +61,7 @@ def of_batches(rewards):
         ),
         "n_step": returns.n_step(at_end, value, MASK, 1.0, 2).advantages,
         "remax": returns.remax(at_end, rewards, MASK).advantages,
+        "rae": jnp.where(LENGTHS > 0, advantages.rae(rewards, LENGTHS), 0),
         "whole batch": masking.centered(rewards),
     }
 

@@ -5,6 +5,8 @@ import json
 
 import pytest
 
+from rl_sync.addons.games.nim import Nim
+from rl_sync.environments.interface import Outcome, Standing
 from rl_sync.records.metrics import read_metrics
 from rl_sync.records.rollouts.rollout_records import read_rollouts
 from tests.runs.conftest import EMBEDDED
@@ -77,3 +79,39 @@ def test_a_policy_plays_against_itself_in_every_mode(runs, mode, opponent):
         assert newest[False] <= newest[True]
         if mode in MODES[:2]:  # Elsewhere it depends on time which versions play.
             assert max(versions[False][4]) < min(versions[True][4]), "no opponent was older"
+
+
+class Unfair(Nim):
+    """A game in which both players say something once, and the second one has 10 points more."""
+
+    def step(self, reply):
+        said = [*getattr(self, "_said", ()), sum(map(ord, reply.text)) % 8]
+        if len(said) < 2:
+            self._said, self._player = said, 1
+            return self._turn()
+        scores = [said[0], said[1] + 10]
+        return Outcome({}, standings=tuple(Standing({"score": float(one)}) for one in scores))
+
+
+def test_each_game_is_compared_with_those_of_its_seat_in_the_batch(memory_runs):
+    run = memory_runs(
+        *GAME,
+        "--config.environment.name=tests.runs.test_self_play:Unfair",
+        "--config.sync.mode=synchronous",
+        "--config.environment.opponent=self",
+        "--config.algorithm.advantage=rae",
+        "--config.trainer.group_size=1",
+        "--config.trainer.groups_per_step=12",
+        "--config.trainer.steps=3",
+    )
+    by_role = collections.defaultdict(list)
+    for one in read_rollouts(run.workdir):
+        by_role[one.step, one.episode["seat"]].append((one.reward, one.advantage))
+    assert {*by_role} == {(step, seat) for step in (1, 2, 3) for seat in (0, 1)}
+    assert [len(games) for games in by_role.values()] == [6] * 6
+    means = {role: sum(reward for reward, _ in games) / 6 for role, games in by_role.items()}
+    assert all(means[step, 1] > means[step, 0] + 5 for step in (1, 2, 3))
+    assert all(len({*games}) > 1 for games in by_role.values())
+    for role, games in by_role.items():
+        for reward, advantage in games:
+            assert advantage == pytest.approx(reward - means[role], abs=1e-5)

@@ -507,6 +507,9 @@ EXAMPLES = {
     "trainer.group_size, algorithm.advantage": [
         ({"trainer__group_size": 1}, "trainer.group_size must be at least 2, not 1"),
     ],
+    "algorithm.advantage, environment.name": [
+        (GRPO | {"algorithm__advantage": "rae"}, "this run has neither: set environment.name"),
+    ],
     "optimizer.weight_decay, optimizer.name": [
         (
             {"optimizer__name": "sgd", "optimizer__weight_decay": 0.1},

@@ -95,6 +95,8 @@ class Batching:
       tile_shards: number of devices that share the images of a part.
       shown: images of the batches whose shapes are known ahead; None for text alone.
       teachers: index of the teacher of each of the task's problems; none if one teaches all.
+      sets: number of the set of each of the task's problems, in batches with the role of each
+        trajectory; none in batches without roles.
     """
 
     kind: str
@@ -116,6 +118,7 @@ class Batching:
     tile_shards: int = 1
     shown: ExpectedImages | None = None
     teachers: tuple[int, ...] = ()
+    sets: tuple[int, ...] = ()
 
     @property
     def _most_rows(self) -> int:
@@ -280,6 +283,8 @@ class Batching:
         names += ["truncated"] if self.of_episodes or self.with_truncated else []
         names += ["parts"] if self.parts else []
         of_trajectories: dict[str, Any] = _stack(groups, names)
+        if self.sets:
+            of_trajectories["roles"] = self._roles(groups)
         return Placed(TrainBatch(Rows(**fields), **of_trajectories), source)
 
     def _padded(self, groups: list[Group], names: Iterable[str]) -> dict[str, np.ndarray]:
@@ -304,6 +309,16 @@ class Batching:
         if self.part_rows:
             parts = max(self.updates, len(at) // self.part_rows)
         return in_parts(self.vision, tiles, at, parts, self.tile_shards)
+
+    def _roles(self, groups: list[Group]) -> Int[np.ndarray, " trajectories"]:
+        """Numbers the roles of trajectories, each a seat in a set's games."""
+        found = [
+            (self.sets[group.prompt_id], seat)
+            for group in groups
+            for seat in ([0] * len(group.tokens) if group.seats is None else group.seats)
+        ]
+        _, roles = np.unique(found, axis=0, return_inverse=True)
+        return roles.reshape(-1).astype(np.int32)
 
     def _masks(
         self, groups: list[Group], shape: tuple[int, int], source: Source

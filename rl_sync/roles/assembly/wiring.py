@@ -514,6 +514,10 @@ def batching_of(settings: RunSettings, task: Task) -> Batching:
         names = [*settings.teacher.paths]
         sets = (str((prompt.row or {})[SET]) for prompt in task.train)
         laid_out = dataclasses.replace(laid_out, teachers=tuple(map(names.index, sets)))
+    if settings.algorithm.needs_roles:
+        labels = [str((prompt.row or {}).get(SET, "")) for prompt in task.train]
+        numbers = {label: number for number, label in enumerate(sorted({*labels}))}
+        laid_out = dataclasses.replace(laid_out, sets=tuple(map(numbers.__getitem__, labels)))
     if task.processor is None:
         return laid_out
     features = explorer_model(settings, task).dtype if sends_features(settings, task) else None

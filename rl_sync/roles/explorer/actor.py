@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from rl_sync.ending import CUTS
+from rl_sync.ending import CUTS, Ending
 from rl_sync.roles.explorer.group_rows import TOKEN_COLUMNS, columns_of
 from rl_sync.roles.master.group_admission import filled
 from rl_sync.rollout.engine import Engine
@@ -358,6 +358,7 @@ class Explorer:
             explorer=self.number,
             rewards=np.zeros(self._rows, np.float32),
             truncated=np.array(cut),
+            seats=_seats(endings),
             endings=endings or None,
             **columns,
         )
@@ -401,11 +402,18 @@ class Explorer:
             for name in TOKEN_COLUMNS
             if getattr(group, name) is not None
         }
-        for name in ("truncated", "parts"):
+        for name in ("truncated", "parts", "seats"):
             if (values := getattr(group, name)) is not None:
                 rows[name] = values[:-1]
         baselines = np.full_like(rewards[:-1], rewards[-1])
         return dataclasses.replace(group, **rows, rewards=rewards[:-1], baselines=baselines)
+
+
+def _seats(endings: Sequence[Ending]) -> Int[np.ndarray, " rows"] | None:
+    """Returns the player who learned in each game; None if no game of several players began."""
+    if all(ending.seat is None for ending in endings):
+        return None
+    return np.array([ending.seat or 0 for ending in endings], np.int32)
 
 
 def _begun(lease: Lease, rows: range) -> dict[int, CompletionProgress]:

@@ -338,7 +338,8 @@ class Trainer:
     def _abstract_batch(self, batch: TrainBatch) -> TrainBatch:
         cut = jax.tree.map(lambda x: self.layout.abstract(x, ("batch", "length")), batch)
         whole = jax.tree.map(lambda x: self.layout.abstract(x, ()), batch)
-        return cut._replace(rewards=whole.rewards, baselines=whole.baselines, parts=whole.parts)
+        whole_fields = ("rewards", "baselines", "parts", "roles")
+        return cut._replace(**{name: getattr(whole, name) for name in whole_fields})
 
     @functools.cached_property
     def _abstract_trained(self) -> Params:

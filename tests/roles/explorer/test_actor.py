@@ -341,22 +341,24 @@ def test_completions_that_could_not_be_judged_are_masked_and_move_no_baseline():
 class Hearing:
     """A director that hears of the episodes that begin, and ends them at once."""
 
-    def __init__(self):
-        self.begun = []
+    def __init__(self, seats=None):
+        self.begun, self._seats = [], seats or {}
 
     def begin(self, episodes):
         self.begun += episodes
 
     def answers(self, timeout_secs, all_of_them):
-        return [End(one.episode, Ending({}, {}, "done", "", turns=0)) for one in self.begun]
+        seats = [self._seats.get(number) for number in range(len(self.begun))]
+        endings = [Ending({}, {}, "done", "", turns=0, seat=seat) for seat in seats]
+        return [End(one.episode, end) for one, end in zip(self.begun, endings, strict=True)]
 
     def close(self):
         pass
 
 
-def _with_rows(**fields):
+def _with_rows(seats=None, **fields):
     train = [one._replace(row={"kind": i, **fields}) for i, one in enumerate(TASK.train)]
-    director = Hearing()
+    director = Hearing(seats)
     engine = EpisodeEngine(_engine(), lambda: director, repeats=True)
     task = dataclasses.replace(TASK, train=train)
     return director, dataclasses.replace(EXPLORER, engine=engine, task=task)
@@ -369,6 +371,19 @@ def test_episodes_begin_with_all_fields_of_the_explorers_own_row():
     asked = TASK.train[5]
     fields = {"prompt": asked.text, "answer": asked.answer, "kind": 5, "stones": [3, 4]}
     assert [one.row for one in director.begun] == [fields] * explorer.group_size
+
+
+def test_a_group_of_games_has_the_seat_of_each_and_other_groups_have_none():
+    """The last game failed before it had a seat, and the greedy one has no place in a batch."""
+    _, explorer = _with_rows(seats={0: 1, 1: 1})
+    _, (group,) = explorer.rollout(STATE, [_lease(1)])
+    assert group.seats.tolist() == [1, 1, 0]
+    assert Group.from_columns(group.to_columns()).seats.tolist() == [1, 1, 0]
+    with_baselines = dataclasses.replace(explorer, group_size=2, with_baselines=True)
+    assert with_baselines.rewarded(group, np.zeros(3, np.float32)).seats.tolist() == [1, 1]
+    _, (group,) = _with_rows()[1].rollout(STATE, [_lease(1)])
+    assert group.seats is None
+    assert "seats" not in group.to_columns()
 
 
 @pytest.mark.parametrize(
