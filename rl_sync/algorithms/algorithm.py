@@ -313,6 +313,12 @@ class Algorithm:
         above=0,
         greatest=1,
     )
+    segment_returns: bool = setting(
+        False,
+        "Ends returns with each segment of an episode, such as the conversation of a sub-agent, in"
+        " gae, n_step and reinforce_pp: a token gets the rewards of later turns of its segment, and"
+        " the episode's outcome, but no rewards of other segments' turns.",
+    )
     gae_lambda: float = setting(
         0.95,
         "Weight λ of later tokens in gae: 0 for one step, 1 for the whole return.",

@@ -17,6 +17,7 @@ from rl_sync.algorithms.masking import centered, whiten
 from rl_sync.algorithms.returns import AdvantageEstimate
 from rl_sync.algorithms.sequences import (
     OfSequence,
+    Sequences,
     is_last,
     to_tokens,
     trajectory_totals,
@@ -117,7 +118,11 @@ def _judged(loss: LossConfig, batch: TrainBatch) -> _Judged:
     compared = rewards
     if algorithm.turn_discount < 1 and not ADVANTAGES[algorithm.advantage].of_tokens:
         compared = returns.of_turns(
-            _at_tokens(rows, rewards), mask, algorithm.turn_discount, rewards.size, sequences
+            _at_tokens(rows, rewards, sequences),
+            mask,
+            algorithm.turn_discount,
+            rewards.size,
+            sequences,
         )
         compared = shaping.without_unjudged(compared, lengths, loss.group_size)
     return _Judged(rewards, compared, _outcomes(loss, batch, lengths), lengths, cut)
@@ -161,7 +166,10 @@ def _estimated(
         of_trajectories = call(estimator.function, given, rewards=less)
         of_trajectories = jnp.where(lengths > 0, of_trajectories, 0.0)
         return AdvantageEstimate(to_tokens(of_trajectories, sequences)), of_trajectories
-    of_tokens = _at_tokens(rows, rewards) - penalty
+    if algorithm.segment_returns:
+        assert rows.packing is not None, "a rule of the settings"
+        given["sequences"] = rows.packing.segments
+    of_tokens = _at_tokens(rows, rewards, given["sequences"]) - penalty
     estimate: AdvantageEstimate = call(estimator.function, given, rewards=of_tokens)
     if not estimator.needs_values:
         estimate = AdvantageEstimate(estimate.advantages)
@@ -187,14 +195,19 @@ def _parts(
     return {"parts": jnp.stack(columns, axis=1), "part_weights": loss.part_weights}
 
 
-def _at_tokens(rows: Rows, rewards: Float[Array, " trajectories"]) -> Float[Array, "B T"]:
-    """Assigns rewards of turns to the ends of replies, and any other reward to the last token."""
-    mask, sequences, turns = rows.completion_mask, rows.sequences, rows.turn_rewards
-    if turns is None:
-        return returns.at_the_end(rewards, mask, sequences)
-    given = returns.of_turns(turns, mask, 1.0, rewards.size, sequences)
-    rest = returns.at_the_end(rewards - given, mask, sequences)
-    return rest + jnp.where(mask, turns, 0.0)
+def _at_tokens(
+    rows: Rows, rewards: Float[Array, " trajectories"], ended: Sequences
+) -> Float[Array, "B T"]:
+    """Assigns rewards of turns to the ends of replies, and any other reward to the last token.
+
+    Args:
+      ended: numbers of the sequences, each at its last token; trajectories, or their segments.
+    """
+    mask, turns, rest = rows.completion_mask, rows.turn_rewards, rewards
+    if turns is not None:
+        rest = rewards - returns.of_turns(turns, mask, 1.0, rewards.size, rows.sequences)
+    at_ends = jnp.where(is_last(mask, ended), to_tokens(rest, rows.sequences), 0.0)
+    return at_ends if turns is None else at_ends + jnp.where(mask, turns, 0.0)
 
 
 def _is_truncated(

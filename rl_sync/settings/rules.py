@@ -319,6 +319,24 @@ def _parts_alone(s: RunSettings) -> None:
         )
 
 
+def _segments_credited(s: RunSettings) -> None:
+    """Rejects returns of segments where there are none, or where nothing is made of them."""
+    if not s.algorithm.segment_returns:
+        return
+    advantage = ADVANTAGES[s.algorithm.advantage]
+    require(
+        advantage.of_tokens and not advantage.needs_baselines,
+        "algorithm.segment_returns=True gives each segment of an episode its own advantages, and"
+        f" algorithm.advantage={s.algorithm.advantage} makes one of a whole episode: use gae,"
+        " n_step or reinforce_pp.",
+    )
+    require(
+        s.has_segments,
+        "algorithm.segment_returns=True is for episodes of several segments, and those of"
+        f" environment.name={s.environment.name} have one: leave it out.",
+    )
+
+
 def danger(settings: RunSettings) -> str | None:
     """Returns the reason why the algorithm does not tolerate stale data; None if it does.
 
@@ -826,6 +844,7 @@ RULES: dict[str, Rule] = {
         " completions of a set of a mixture, and this run has neither: set environment.name to a"
         " game of several players, or use algorithm.advantage=reinforce_pp.",
     ),
+    "algorithm.segment_returns, algorithm.advantage": _segments_credited,
     "optimizer.weight_decay, optimizer.name": lambda s: require(
         not s.optimizer.weight_decay or s.optimizer.name in DECAYING,
         f"optimizer.weight_decay={s.optimizer.weight_decay} means nothing to optimizer.name="

@@ -9,7 +9,7 @@ from rl_sync.algorithms import returns
 from rl_sync.algorithms.algorithm import ADVANTAGES, ALGORITHMS
 from rl_sync.learning import credit
 from rl_sync.learning.objective import LossConfig
-from rl_sync.types import Rows, TrainBatch
+from rl_sync.types import Packing, Rows, TrainBatch
 
 REWARDS = np.array([1.0, 0.0, 0.5, 0.5], np.float32)
 MASK = np.array([[True, True, False], [True, True, True], [True, False, False], [True, True, True]])
@@ -282,6 +282,71 @@ def test_rewards_of_turns_stand_at_the_ends_of_replies_and_the_rest_at_the_last_
     mask = np.asarray(TURNS.completion_mask)
     np.testing.assert_allclose(given[mask], expected, atol=1e-4)
     assert not given[~mask].any()
+
+
+PARENT = Rows(
+    tokens=jnp.full((2, 8), 2),
+    completion_mask=jnp.array([[0, 1, 1, 0, 1, 0, 1, 1], [0, 1, 0, 1, 0, 0, 0, 0]], bool),
+    behavior_logprobs=jnp.full((2, 8), -1.0),
+    policy_versions=jnp.zeros((2, 8), jnp.int32),
+    turn_rewards=jnp.array([[0, 0, 0.25, 0, 0, 0, 0, 0.5], [0, 2, 0, 0, 0, 0, 0, 0]]),
+    packing=Packing(
+        positions=jnp.array([[0, 1, 2, 3, 4, 0, 1, 2], [0, 1, 2, 3, 0, 0, 0, 0]]),
+        trajectories=jnp.array([[0] * 8, [1] * 4 + [-1] * 4]),
+        segments=jnp.array([[0] * 5 + [1] * 3, [8] * 4 + [-1] * 4]),
+    ),
+)
+"""A parent's first reply earns ¼, its sub-agent's reply, in a segment of its own, ½, and the
+outcome is 1. The other episode has one segment, where a reply earns 2, with the outcome −1.
+"""
+
+
+@pytest.mark.parametrize(("discount", "turn_discount"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.5)])
+def test_the_returns_of_a_segment_are_its_own_turns_and_the_outcome(discount, turn_discount):
+    algorithm = dataclasses.replace(
+        ALGORITHMS["ppo"],
+        whiten=False,
+        gae_lambda=1.0,
+        discount=discount,
+        turn_discount=turn_discount,
+    )
+    batch = TrainBatch(PARENT, jnp.array([1.75, 1.0]))
+    values = jnp.where(PARENT.completion_mask, 0.125, 0.0)
+    expected = {
+        True: {
+            (1.0, 1.0): [1.25, 1.25, 1, 1.5, 1.5, 1, -1],
+            (0.5, 1.0): [0.375, 0.75, 1, 0.75, 1.5, 1.5, -1],
+            (1.0, 0.5): [0.75, 0.75, 1, 1.5, 1.5, 1.5, -1],
+        },
+        False: {(1.0, 1.0): [1.75, 1.75, 1.5, 1.5, 1.5, 1, -1]},
+    }
+    for segment_returns, by_discount in expected.items():
+        if (discount, turn_discount) in by_discount:
+            loss = _loss(dataclasses.replace(algorithm, segment_returns=segment_returns), 8)
+            given, weights, _ = give(loss, batch, values=values)
+            of = np.asarray(by_discount[discount, turn_discount])
+            mask = np.asarray(PARENT.completion_mask)
+            np.testing.assert_allclose(np.asarray(given.returns)[mask], of, rtol=1e-6)
+            np.testing.assert_allclose(np.asarray(given.advantages)[mask], of - 0.125, rtol=1e-6)
+            np.testing.assert_array_equal(np.asarray(weights)[mask], 1)
+
+
+@pytest.mark.parametrize("name", ["gae", "n_step", "reinforce_pp"])
+def test_a_segment_has_the_advantages_of_an_episode_of_its_own(name):
+    """The two segments of the first episode are one trajectory, or two with the same outcome."""
+    algorithm = dataclasses.replace(
+        ALGORITHMS["ppo"], advantage=name, segment_returns=True, n_steps=2, discount=0.75
+    )
+    values = jnp.asarray(np.random.default_rng(0).normal(size=(2, 8)), jnp.float32)
+    together, _, _ = give(_loss(algorithm, 8), TrainBatch(PARENT, jnp.array([1.75, 1.0])),
+                          values=values)  # fmt: skip
+    trajectories = jnp.array([[0] * 5 + [1] * 3, [2] * 4 + [-1] * 4])
+    packing = PARENT.packing._replace(trajectories=trajectories)
+    apart = TrainBatch(PARENT._replace(packing=packing), jnp.array([1.25, 1.5, 1.0]))
+    for change in ({}, {"segment_returns": False}):
+        loss = _loss(dataclasses.replace(algorithm, **change), 8, group_size=1)
+        alone, _, _ = give(loss, apart, values=values)
+        np.testing.assert_allclose(together.advantages, alone.advantages, rtol=1e-6)
 
 
 def test_turns_are_discounted_between_replies_and_not_within_one():

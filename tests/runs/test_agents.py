@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from rl_sync.records.metrics import read_metrics
+from rl_sync.records.rollouts.rollout_records import read_rollouts
 from tests.runs.conftest import EMBEDDED, flags
 
 AGENT = (
@@ -60,6 +61,26 @@ every_mode = pytest.mark.parametrize(
 def mode_flags(mode):
     several = {"count": 2} if mode == "multi_explorer" else {}
     return flags(mode, steps=2, **several)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("segment_returns", "ends"), [(True, 5), (False, 1)])
+def test_the_outcome_stands_at_the_end_of_each_conversation_or_of_the_last(
+    memory_runs, segment_returns, ends
+):
+    run = memory_runs(
+        *CLIENTS,
+        *flags("synchronous", steps=1),
+        "--config.environment.name=agent(function='tests/runs/clients.py:fan_out')",
+        "--config.algorithm.name=reinforce_pp",
+        "--config.algorithm.discount=0.5",
+        "--config.algorithm.kl_coefficient=0.0",
+        f"--config.algorithm.segment_returns={segment_returns}",
+    )
+    for one in read_rollouts(run.workdir):
+        found = [given for given in one.token_advantages if given is not None]
+        assert one.reward > 0
+        assert found.count(max(found)) == ends
 
 
 @pytest.mark.nightly

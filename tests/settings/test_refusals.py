@@ -510,6 +510,17 @@ EXAMPLES = {
     "algorithm.advantage, environment.name": [
         (GRPO | {"algorithm__advantage": "rae"}, "this run has neither: set environment.name"),
     ],
+    "algorithm.segment_returns, algorithm.advantage": [
+        ({"algorithm__segment_returns": True}, "makes one of a whole episode: use gae"),
+        (
+            {"algorithm__segment_returns": True, "algorithm__advantage": "remax"},
+            "algorithm.advantage=remax makes one of a whole episode",
+        ),
+        (
+            {"algorithm__segment_returns": True, "algorithm__advantage": "gae"},
+            "those of environment.name=None have one: leave it out",
+        ),
+    ],
     "optimizer.weight_decay, optimizer.name": [
         (
             {"optimizer__name": "sgd", "optimizer__weight_decay": 0.1},
