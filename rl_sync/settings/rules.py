@@ -588,10 +588,15 @@ RULES: dict[str, Rule] = {
     ),
     "algorithm.advantage, algorithm.overlong_tokens": _parts_alone,
     "algorithm.filter, trainer.group_size": lambda s: require(
-        s.trainer.group_size >= 2 or not s.algorithm.filtered_parts,
-        f"algorithm.filter={s.algorithm.filter} leaves out groups whose completions are alike, and"
-        f" trainer.group_size={s.trainer.group_size} makes all of them so: use at least 2, or leave"
-        " it out.",
+        s.trainer.group_size >= 2 or not s.algorithm.needs_spread,
+        (
+            f"algorithm.filter={s.algorithm.filter}"
+            if s.algorithm.filtered_parts
+            else "algorithm.filter_zero_variance=True"
+        )
+        + " leaves out groups whose completions are alike, and"
+        f" trainer.group_size={s.trainer.group_size} makes all of them so: use at least 2, or turn"
+        " the filter off.",
     ),
     "algorithm.correction, algorithm.loss": lambda s: require(
         not _truncations(s)

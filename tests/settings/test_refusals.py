@@ -241,6 +241,14 @@ EXAMPLES = {
             {"algorithm__name": "ppo", "algorithm__filter": "outcome", "trainer__group_size": 1},
             "filter=outcome leaves out groups whose completions are alike",
         ),
+        (
+            {
+                "algorithm__name": "ppo",
+                "algorithm__filter_zero_variance": True,
+                "trainer__group_size": 1,
+            },
+            "filter_zero_variance=True leaves out groups whose completions are alike",
+        ),
     ],
     "algorithm.correction, algorithm.loss": [
         (GRPO | {"algorithm__correction": "token_truncation"}, "use algorithm.proximal=start"),
