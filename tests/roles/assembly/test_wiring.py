@@ -422,6 +422,25 @@ def test_explorers_record_sets_of_tokens_where_tokens_are_excluded(fields, recor
     assert trainer.repetition_penalty == settings.rollout.repetition_penalty
 
 
+def test_batches_have_roles_where_advantages_compare_them_and_a_set_is_one():
+    mixed = {
+        "task__name": "mixture",
+        "task__mixture__sets": "arithmetic + arithmetic(least_operand=80, set='large')",
+    }
+    settings = settings_with(**mixed, algorithm__advantage="rae")
+    task = wiring.load_task(settings)
+    batching = wiring.batching_of(settings, task)
+    sets = [{"arithmetic": 0, "large": 1}[prompt.row["task_set"]] for prompt in task.train]
+    assert batching.sets == tuple(sets)
+    assert {*sets} == {0, 1}
+    assert batching.largest().roles.shape == (batching.trajectories,)
+    plain = wiring.batching_of(settings_with(**mixed), task)
+    assert (plain.sets, plain.largest().roles) == ((), None)
+    alone = settings_with(algorithm__advantage="rae", environment__name="nim")
+    task = wiring.load_task(settings_with())
+    assert wiring.batching_of(alone, task).sets == (0,) * len(task.train)
+
+
 def test_a_language_that_does_not_run_here_is_said_before_the_run(tmp_path, monkeypatch):
     from rl_sync.launcher.commands.plan import _judging
     from rl_sync.sandbox import languages
