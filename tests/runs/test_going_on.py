@@ -78,7 +78,8 @@ def test_with_latest_pulls_they_go_on_within_the_bound(memory_runs, name):
     assert_nothing_is_lost_or_doubled(run)
     assert_within_the_staleness_bound(run)
     assert_every_token_is_accounted_for(run)
-    assert sum(given for _, given in rollouts(run).values()) > 0
+    if run.settings.explorers == 1:  # Of two, the other may leave no place for an older version.
+        assert sum(given for _, given in rollouts(run).values()) > 0
 
 
 @pytest.mark.gate
