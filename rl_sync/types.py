@@ -248,6 +248,9 @@ class Group:
         did not begin. None otherwise.
       endings: ends of the episodes. They are not a column of a replay item, since only scoring
         needs them.
+      served_logprobs: log-probabilities by a served teacher: of each token (K = 1), or of its best
+        tokens there. They are not a column of a replay item, since the trainer asks for them.
+      served_ids: these best tokens; None if the log-probabilities belong to the tokens themselves.
     """
 
     lease_id: int
@@ -273,6 +276,12 @@ class Group:
     tile_digests: UInt8[np.ndarray, "N 16"] | None = None
     seats: Int[np.ndarray, " G"] | None = None
     endings: tuple[Ending, ...] | None = dataclasses.field(default=None, metadata={"column": False})
+    served_logprobs: Float[np.ndarray, "G T K"] | None = dataclasses.field(
+        default=None, metadata={"column": False}
+    )
+    served_ids: Int[np.ndarray, "G T K"] | None = dataclasses.field(
+        default=None, metadata={"column": False}
+    )
 
     @property
     def oldest_version(self) -> int:
@@ -422,6 +431,8 @@ class Rows(NamedTuple):
     sampler_ids: Int[Array, "B T best"] | None = None
     images: RowImages | None = None
     teachers: Int[Array, "B T"] | None = None
+    served_logprobs: Float[Array, "B T K"] | None = None
+    served_ids: Int[Array, "B T K"] | None = None
 
     @property
     def sequences(self) -> Int[Array, "B T"] | None:

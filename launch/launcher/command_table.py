@@ -71,6 +71,10 @@ _OF_RUNS = {
     75: "A machine was lost, and none joined in its place; the run can go on later.",
     143: "SIGTERM ended it; it has saved a snapshot.",
 }
+_OF_SERVERS = {
+    0: "Ctrl-C or SIGTERM ended it while it served.",
+    130: "Ctrl-C ended it before it served.",
+}
 _JSON = _flag("json", "", "Prints a JSON list of objects, for scripts.")
 
 _COMMANDS = [
@@ -707,10 +711,36 @@ _COMMANDS = [
             ),
         },
         "docs/reward-servers.md",
-        statuses={
-            0: "Ctrl-C or SIGTERM ended it while it served.",
-            130: "Ctrl-C ended it before it served.",
+        statuses=_OF_SERVERS,
+    ),
+    Command(
+        "teacher",
+        _USE,
+        "rl_sync.launcher.commands.teacher",
+        "Serves a teacher to runs that are distilled from it.",
+        "Loads teacher.path of a run's config, a checkpoint or another run's policy, on"
+        " this machine's devices, and answers runs that give its address as teacher.address. Runs"
+        " and the server share a secret, whose file is created if it is missing. Ctrl-C ends the"
+        " server.",
+        [
+            _config(),
+            _HOST,
+            _PORT,
+            _flag(
+                "secret-path",
+                "FILE",
+                "Secret that the runs share.",
+                "teacher.secret_path",
+                type=_FILE,
+            ),
+        ],
+        {
+            "--config=arithmetic --config.teacher.path=runs/better --secret-path=teacher.secret": (
+                "Serve a run's policy."
+            ),
         },
+        "docs/reward-servers.md",
+        statuses=_OF_SERVERS,
     ),
     Command(
         "settings",

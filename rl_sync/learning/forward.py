@@ -43,6 +43,7 @@ class RowInputs(NamedTuple):
         if it chooses. A critic's own model always chooses.
       images: images of the rows; None for text alone.
       sampler_ids: tokens of `Outputs.distribution`; None for the whole vocabulary.
+      served_logprobs, served_ids: answers of a served teacher; see `rl_sync.types.Group`.
     """
 
     tokens: Int[Array, "B T"]
@@ -51,6 +52,8 @@ class RowInputs(NamedTuple):
     routes: UInt[Array, "B T L C"] | None = None
     images: RowImages | None = None
     sampler_ids: Int[Array, "B T K"] | None = None
+    served_logprobs: Float[Array, "B T K"] | None = None
+    served_ids: Int[Array, "B T K"] | None = None
 
     @classmethod
     def of(cls, rows: Rows) -> RowInputs:
@@ -62,6 +65,8 @@ class RowInputs(NamedTuple):
             rows.routes,
             rows.images,
             rows.sampler_ids,
+            rows.served_logprobs,
+            rows.served_ids,
         )
 
 
@@ -162,9 +167,9 @@ class Forward:
         hidden = self._hidden(params, rows)
         found = self._logprobs(params, hidden, rows)
         if compare:
-            policy, sets = self._scored(params, hidden, rows.packing), self._sets_before(rows)
+            policy, sets = self._scored(params, hidden, rows.packing), self.sets_before(rows)
             width, compared = rows.tokens.shape[1], [one(policy, rows, sets) for one in compare]
-            divergences = tuple(_at_targets(one, rows.packing, width) for one in compared)
+            divergences = tuple(from_targets(one, rows.packing, width) for one in compared)
             found = found._replace(divergences=divergences)
         if critic is None:
             return found
@@ -185,7 +190,7 @@ class Forward:
             hidden = hidden[:, :-1]
         return Scored(output_projection(self.model, params), hidden)
 
-    def _sets_before(self, rows: RowInputs) -> TokenSets:
+    def sets_before(self, rows: RowInputs) -> TokenSets:
         """Returns the sampling sets of the targets of `scored`."""
         sets = self._sets(constrain(rows.tokens, "batch"), rows.packing, rows.masks)
         if _shared(rows.packing) is not None or not cuts_positions():
@@ -291,13 +296,24 @@ def _taken(values: Shaped[Array, "B T ..."], where: Int[Array, "B C"]) -> Shaped
     return jax.vmap(lambda row, at: row.at[at].get(mode="clip"))(values, where)
 
 
-def _at_targets(
-    found: Float[Array, "B C"], packing: Packing | None, row_tokens: int
-) -> Float[Array, "B T"]:
+def from_targets(
+    found: Shaped[Array, "B C ..."], packing: Packing | None, row_tokens: int
+) -> Shaped[Array, "B T ..."]:
     """Aligns figures of targets, as `Forward.scored` has them, with the tokens; 0 elsewhere."""
     if (prompts := _shared(packing)) is not None:
         return _put(found, prompts, row_tokens)
-    return jnp.pad(found[:, : row_tokens - 1], ((0, 0), (1, 0)))
+    return jnp.pad(found[:, : row_tokens - 1], ((0, 0), (1, 0)) + ((0, 0),) * (found.ndim - 2))
+
+
+def to_targets(
+    values: Shaped[Array, "B T ..."], packing: Packing | None
+) -> Shaped[Array, "B C ..."]:
+    """Takes the figures of targets from those of all tokens; inverts `from_targets`."""
+    if (prompts := _shared(packing)) is not None:
+        return _taken(values, prompts.learned)
+    if cuts_positions():
+        return jnp.roll(values, -1, axis=1)  # The last target has no token.
+    return values[:, 1:]
 
 
 def _put(values: Float[Array, "B C ..."], prompts: SharedPrompts, row_tokens: int) -> Array:

@@ -19,7 +19,7 @@ from rl_sync.learning.drawing_versions import DrawnScores, KeptVersions, scored
 from rl_sync.learning.forward import Forward, RowInputs
 from rl_sync.learning.microbatches import OfRows, map_rows
 from rl_sync.learning.objective import BatchExperience, LossConfig, Metrics
-from rl_sync.learning.teachers import Teacher, logprobs_by
+from rl_sync.learning.teachers import AnyTeacher, logprobs_by
 from rl_sync.learning.train_state import TrainState
 from rl_sync.models.sharding import constrain
 from rl_sync.types import Params, Rows, TrainBatch
@@ -64,7 +64,7 @@ class Preparation:
         trained: Params,
         frozen: Params,
         batch: TrainBatch,
-        teachers: Sequence[Teacher] = (),
+        teachers: Sequence[AnyTeacher] = (),
     ) -> tuple[BatchExperience, Metrics]:
         """Computes the inputs of a step's losses from its batch, and metrics of the batch.
 

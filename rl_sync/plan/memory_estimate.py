@@ -37,7 +37,7 @@ from rl_sync.plan import model_memory
 from rl_sync.plan.lowered_programs import rollout_programs
 from rl_sync.roles.assembly import wiring
 from rl_sync.roles.assembly.parameters import Parameters, parameters_of
-from rl_sync.roles.teacher_models import teacher_models
+from rl_sync.roles.teaching.teacher_models import teacher_models
 from rl_sync.sampling_masks import word_count
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task

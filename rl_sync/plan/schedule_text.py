@@ -148,9 +148,8 @@ def _algorithm(settings: RunSettings) -> str:
         critic = f", critic {'with a model of its own' if own else 'on the policy'}"
     teacher = ""
     if one.has_teacher:
-        teacher = (
-            f", {one.distillation} distillation of {' and '.join(settings.teacher.paths.values())}"
-        )
+        of = [*settings.teacher.paths.values()] or [f"the teacher at {settings.teacher.address}"]
+        teacher = f", {one.distillation} distillation of {' and '.join(of)}"
     return (
         f"  algorithm {one.name}: {one.advantage} advantages, {one.loss} to the {one.proximal}"
         f" policy,{correction} {one.aggregation}{kl}{critic}{teacher}"

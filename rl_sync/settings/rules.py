@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from rl_sync.algorithms.algorithm import (
     ADVANTAGES,
     CORRECTIONS,
+    EXACT,
     LOSSES,
     PUBLISHED_CORRECTIONS,
     SAMPLED,
@@ -67,14 +68,15 @@ def check(settings: RunSettings) -> None:
         rule(settings)
 
 
-def _require_address(name: str, address: str | None) -> None:
+def _require_address(
+    name: str, address: str | None, otherwise: str = "leave it out to have a server started"
+) -> None:
     if address is None:
         return
     host, _, port = address.rpartition(":")
     require(
         bool(host) and port.isdecimal() and 0 < int(port) <= _LAST_PORT,
-        f"{name}={address!r} must be HOST:PORT, such as 10.0.0.2:8000; leave it out to have a"
-        " server started.",
+        f"{name}={address!r} must be HOST:PORT, such as 10.0.0.2:8000; {otherwise}.",
     )
 
 
@@ -659,9 +661,10 @@ RULES: dict[str, Rule] = {
         " algorithm.advantage=reinforce_pp_baseline, or dr_grpo.",
     ),
     "teacher.path, algorithm.distillation": lambda s: require(
-        bool(s.teacher.paths) == s.algorithm.has_teacher,
+        s.teacher.is_there == s.algorithm.has_teacher,
         f"algorithm.distillation={s.algorithm.distillation} with teacher.path={s.teacher.path!r}"
         + f" and teacher.sets={s.teacher.sets!r}" * (s.teacher.sets is not None)
+        + f" and teacher.address={s.teacher.address!r}" * (s.teacher.address is not None)
         + ": a teacher is for distillation, which needs one. Set both, such as"
         " algorithm.distillation=exact and teacher.path=DIRECTORY, or leave out both.",
     ),
@@ -671,6 +674,27 @@ RULES: dict[str, Rule] = {
         f" teacher.path={s.teacher.path} one for all: leave out one of them.",
     ),
     "teacher.sets, task.mixture.sets": _sets_taught,
+    "teacher.address": lambda s: _require_address(
+        "teacher.address", s.teacher.address, "use teacher.path for a teacher beside the trainer"
+    ),
+    "teacher.address, teacher.path": lambda s: require(
+        s.teacher.address is None or not (s.teacher.paths or s.teacher.step or s.teacher.offload),
+        f"teacher.address={s.teacher.address} names a server, which has one teacher for all tasks"
+        " and takes teacher.path and teacher.step itself: leave out teacher.path, teacher.sets,"
+        " teacher.step and teacher.offload here.",
+    ),
+    "teacher.address, algorithm.distillation": lambda s: require(
+        s.teacher.address is None or s.algorithm.distillation != EXACT,
+        "algorithm.distillation=exact compares all tokens of the vocabulary, and the server of"
+        f" teacher.address={s.teacher.address} would have to send a number for each of them at each"
+        " token: use algorithm.distillation=topk or sampled, or teacher.path in place of"
+        " teacher.address.",
+    ),
+    "teacher.address, teacher.secret_path": lambda s: require(
+        s.teacher.address is None or s.teacher.secret_path is not None,
+        f"teacher.address={s.teacher.address} needs teacher.secret_path=FILE with the secret of the"
+        " server, which `rl-sync teacher` makes.",
+    ),
     "teacher.step, teacher.path": lambda s: require(
         s.teacher.step is None or bool(s.teacher.paths),
         f"teacher.step={s.teacher.step} names a snapshot of the run in teacher.path: set it.",

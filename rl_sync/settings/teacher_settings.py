@@ -32,6 +32,21 @@ class TeacherSettings:
         " the run began with, or `best`.",
         implied="the newest",
     )
+    address: str | None = setting(
+        None,
+        "Address of a teacher server (`rl-sync teacher`), which the trainer asks about each batch,"
+        " in place of a teacher at `path`.",
+        implied="the teacher is beside the trainer",
+        free="always",
+    )
+    secret_path: str | None = setting(
+        None,
+        "File with the secret that the run shares with the teacher server, which creates the file"
+        " if it is missing.",
+        implied="none, and a teacher server needs one",
+        is_path=True,
+        free="always",
+    )
     offload: bool = setting(
         False,
         "Keeps the teacher in the host's memory, except while it computes logprobs.",
@@ -46,6 +61,11 @@ class TeacherSettings:
                 f"teacher.sets={self.sets!r} must be NAME=PATH,… with a teacher for each set, such"
                 " as math=runs/one,code=runs/other."
             )
+
+    @property
+    def is_there(self) -> bool:
+        """True if the settings name a teacher."""
+        return bool(self.paths) or self.address is not None
 
     @property
     def paths(self) -> Mapping[str, str]:

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+
+import numpy as np
 import pytest
 
+from rl_sync.cluster.secret import secret_in
+from rl_sync.launcher import command_line
+from rl_sync.launcher.commands.teacher import served_settings
+from rl_sync.models.sharding import Layout
 from rl_sync.records.metrics import read_metrics
-from tests.runs.conftest import assert_nothing_is_lost_or_doubled, flags
+from rl_sync.roles.assembly import wiring
+from rl_sync.roles.teaching.teacher_server import TeacherModel, TeacherServer
+from tests.runs.conftest import CONFIG, assert_nothing_is_lost_or_doubled, flags
 
 SYNCHRONOUS = flags("synchronous")
 FAST = (
@@ -70,6 +79,40 @@ def test_each_set_of_a_mixture_has_its_own_teacher(memory_runs):
     assert_nothing_is_lost_or_doubled(run)
     divergences = [metrics["kl_teacher"] for metrics in read_metrics(run.workdir, "rl")]
     assert sum(divergences[-3:]) < sum(divergences[:3])
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("kind", ["topk", "sampled"])
+def test_a_teacher_on_a_server_gives_the_run_of_one_beside_the_trainer(memory_runs, tmp_path, kind):
+    words = (
+        *SYNCHRONOUS,
+        *FAST,
+        f"--config.algorithm.distillation={kind}",
+        "--config.algorithm.distillation_top_k=8",
+        "--config.rollout.top_k=12",
+        "--config.trainer.steps=3",
+    )
+    teacher = _teacher(memory_runs)
+    beside = memory_runs(*words, *teacher)
+    given = command_line.parse([f"--config={CONFIG}", *words, *teacher]).config.to_dict()
+    settings = served_settings(given)
+    loaded = TeacherModel.loaded(settings, wiring.load_task(settings), Layout.single())
+    secret = secret_in(tmp_path / "secret")
+    with contextlib.closing(
+        TeacherServer(loaded, host="127.0.0.1", port=0, secret=secret)
+    ) as server:
+        apart = memory_runs(
+            *words,
+            f"--config.teacher.address={server.address}",
+            f"--config.teacher.secret_path={tmp_path / 'secret'}",
+        )
+    assert_nothing_is_lost_or_doubled(apart)
+    expected, found = (
+        [(one["loss"], one["kl_teacher"]) for one in read_metrics(run.workdir, "rl")]
+        for run in (beside, apart)
+    )
+    assert len(found) == 3
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.nightly

@@ -146,6 +146,11 @@ def test_numbers_that_are_not_finite_or_too_large_are_refused_in_every_setting()
 ASYNCHRONOUS = {"sync__mode": "asynchronous"}
 GRPO = {"algorithm__name": "grpo", "sync__mode": "synchronous"}
 REWARD = {"algorithm__name": "reward_model", "trainer__group_size": 2, "sft__steps": 0}
+SERVED = {
+    "algorithm__name": "on_policy_distillation",
+    "teacher__address": "10.0.0.2:8200",
+    "teacher__secret_path": "secret",
+}
 SFT = {"algorithm__name": "sft"}
 BEST = {"evaluation__every_steps": 2, "checkpoint__best": "accuracy"}
 VOTE = {"checkpoint__best": "majority@4", "evaluation__samples": 4, "evaluation__every_steps": 2}
@@ -319,6 +324,7 @@ EXAMPLES = {
     "teacher.path, algorithm.distillation": [
         (GRPO | {"algorithm__distillation": "exact"}, "exact with teacher.path=None"),
         (GRPO | {"teacher__path": "there"}, "distillation=off with teacher.path='there'"),
+        (SERVED | GRPO, "with teacher.path=None and teacher.address='10.0.0.2:8200'"),
     ],
     "teacher.sets, teacher.path": [
         (
@@ -344,6 +350,33 @@ EXAMPLES = {
             },
             "which are arithmetic, school",
         ),
+    ],
+    "teacher.address": [
+        (SERVED | {"teacher__address": "gpu7"}, "teacher.address='gpu7' must be HOST:PORT"),
+        (SERVED | {"teacher__address": "gpu7:0"}, "use teacher.path for a teacher beside"),
+    ],
+    "teacher.address, teacher.path": [
+        (SERVED | {"teacher__path": "there"}, "which has one teacher for all tasks"),
+        (SERVED | {"teacher__step": "3"}, "takes teacher.path and teacher.step itself"),
+        (SERVED | {"teacher__offload": True}, "leave out teacher.path, teacher.sets"),
+        (
+            SERVED
+            | {
+                "teacher__sets": "arithmetic=there,school=there",
+                "task__name": "mixture",
+                "task__mixture__sets": "arithmetic + school",
+            },
+            "teacher.address=10.0.0.2:8200 names a server",
+        ),
+    ],
+    "teacher.address, algorithm.distillation": [
+        (
+            SERVED | {"algorithm__distillation": "exact"},
+            "use algorithm.distillation=topk or sampled, or teacher.path in place of",
+        ),
+    ],
+    "teacher.address, teacher.secret_path": [
+        (SERVED | {"teacher__secret_path": None}, "needs teacher.secret_path=FILE"),
     ],
     "teacher.step, teacher.path": [
         ({"teacher__step": "best"}, "teacher.step=best names a snapshot of the run"),

@@ -31,7 +31,7 @@ def execute(arguments: Arguments) -> int:
     from rl_sync.launcher.processes import run_directory
     from rl_sync.plan.targets import target
     from rl_sync.roles.assembly import wiring
-    from rl_sync.roles.teacher_models import teacher_models
+    from rl_sync.roles.teaching.teacher_models import teacher_models
     from rl_sync.roles.trainer.experience_pipeline import pipeline_of
 
     assert arguments.config is not None

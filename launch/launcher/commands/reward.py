@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import signal
 import threading
 import time
-from pathlib import Path
 
-from rl_sync.cluster.host_names import check_own
-from rl_sync.cluster.secret import secret_in
 from rl_sync.launcher.command import Arguments
+from rl_sync.launcher.commands.serving import end_asked, serving_place
 from rl_sync.rewards.rubric import Rubric
 from rl_sync.roles.assembly import wiring
 from rl_sync.scoring.reward_server import RewardServer
@@ -20,8 +17,6 @@ from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError, ConfigValues
 from rl_sync.settings.run_settings import RunSettings
 
-_LOOPBACK = "127.0.0.1"
-_EVERYWHERE = ("0.0.0.0", "::")
 _POLL_SECS = 0.2
 
 
@@ -50,29 +45,18 @@ def serve(config: ConfigValues, host: str | None, port: int, *, secret_path: str
     """
     # The server judges with its own workers, even if the config names reward servers.
     settings = read_settings({**config, "workdir": config.get("workdir") or ""})
-    path = _secret_path(secret_path or settings.reward.secret_path)
-    try:
-        secret = secret_in(path)
-    except OSError as error:
-        raise ConfigError(
-            f"The secret {path} cannot be read or made: {error.strerror or error}."
-        ) from error
-    host = host or _LOOPBACK
-    if host not in (_LOOPBACK, *_EVERYWHERE):
-        check_own("--host", host)
+    place = serving_place(host, port, secret_path or settings.reward.secret_path, kind="reward")
     reward = _reward(settings)
     own = dataclasses.replace(settings.reward, addresses=None)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    asked = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: asked.set())
+    asked = end_asked()
     try:
-        server = RewardServer(reward, own, host=host, port=port, secret=secret)
+        server = RewardServer(reward, own, host=place.host, port=place.port, secret=place.secret)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     with contextlib.closing(server):
         print(f"Reward: {reward}")
-        print(f"Workers: {settings.reward.workers}, secret: {path}", flush=True)
+        print(f"Workers: {settings.reward.workers}, secret: {place.path}", flush=True)
         _await_workers(server, settings.launch.start_secs, asked)
         if not asked.is_set():
             print(f"Serving at {server.address}; Ctrl-C ends it.", flush=True)
@@ -92,15 +76,6 @@ def _await_workers(server: RewardServer, start_secs: float, asked: threading.Eve
                 )
     except ValueError as error:
         raise ConfigError(str(error)) from error
-
-
-def _secret_path(given: str | None) -> Path:
-    if given is None:
-        raise ConfigError(
-            "A reward server needs a secret that its runs share: give --secret-path=FILE, which is"
-            " created if it is missing, or --config.reward.secret_path=FILE."
-        )
-    return Path(given).absolute()
 
 
 def _reward(settings: RunSettings) -> str:

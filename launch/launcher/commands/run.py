@@ -56,7 +56,8 @@ from rl_sync.roles.restart_policy import (
     RunFacts,
     decide,
 )
-from rl_sync.roles.teacher_models import teacher_models
+from rl_sync.roles.teaching.served_teacher import check_teacher_server
+from rl_sync.roles.teaching.teacher_models import teacher_models
 from rl_sync.roles.trainer.experience_pipeline import pipeline_of
 from rl_sync.settings.launch_settings import JOIN
 from rl_sync.settings.records import ConfigError, ConfigValues
@@ -492,6 +493,7 @@ def start(
     check_environment(settings, task)
     wiring.check_reward(task)
     teacher_models(settings, task)
+    check_teacher_server(settings, task)
     wiring.check_reward_servers(settings, task)
     pipeline_of(settings.experience.pipeline, task)
     for note in wiring.try_reward(settings, task):

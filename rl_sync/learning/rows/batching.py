@@ -97,6 +97,8 @@ class Batching:
       teachers: index of the teacher of each of the task's problems; none if one teaches all.
       sets: number of the set of each of the task's problems, in batches with the role of each
         trajectory; none in batches without roles.
+      served_best: number of best tokens that a served teacher names at each token; 0 if it gives
+        the log-probability of the token itself, None without such a teacher.
     """
 
     kind: str
@@ -119,6 +121,7 @@ class Batching:
     shown: ExpectedImages | None = None
     teachers: tuple[int, ...] = ()
     sets: tuple[int, ...] = ()
+    served_best: int | None = None
 
     @property
     def _most_rows(self) -> int:
@@ -204,6 +207,7 @@ class Batching:
             truncated=np.zeros(self.trajectories, bool),
             parts=np.zeros((self.trajectories, self.parts), np.float32) if self.parts else None,
             **self.records.blank(*shape),
+            **self._blank_answers(shape),
             **images,
         )
         batch = jax.eval_shape(lambda: self.batch([of_these]))
@@ -214,6 +218,18 @@ class Batching:
             yield batch._replace(rows=batch.rows._replace(sampling_masks=as_input(masks)))
         if not self._mask_sizes:
             yield batch
+
+    @property
+    def _answers(self) -> list[str]:
+        """Names of the columns of a served teacher's answers."""
+        if self.served_best is None:
+            return []
+        return ["served_logprobs", "served_ids"] if self.served_best else ["served_logprobs"]
+
+    def _blank_answers(self, shape: tuple[int, int]) -> dict[str, Any]:
+        dtypes = {"served_logprobs": np.float32, "served_ids": np.int32}
+        width = max(1, self.served_best or 0)
+        return {name: np.zeros((*shape, width), dtypes[name]) for name in self._answers}
 
     def _expected_images(
         self, shown: ExpectedImages
@@ -261,7 +277,7 @@ class Batching:
         named = [*PADDING]
         named += ["turn_rewards"] if self.of_episodes else []
         named += ["segments"] if self.with_segments else []
-        named += self.records.columns
+        named += [*self.records.columns, *self._answers]
         columns = self._padded(groups, named)
         if self.teachers:
             of_groups = [self.teachers[group.prompt_id] for group in groups]

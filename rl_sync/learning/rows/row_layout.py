@@ -28,6 +28,8 @@ _MORE_PADDING: dict[str, int | float] = {
     "sampler_logprobs": 0.0,
     "sampler_ids": 0,
     "teachers": 0,
+    "served_logprobs": 0.0,
+    "served_ids": 0,
 }
 Source = Int[np.ndarray, "B T"] | None
 """The token at each position of a batch: its index in the flattened trajectories, -1 for padding.

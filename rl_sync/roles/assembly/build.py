@@ -57,7 +57,8 @@ from rl_sync.roles.explorer.actor import Explorer
 from rl_sync.roles.explorer.episode_wiring import playing
 from rl_sync.roles.explorer.group_delivery import GroupDelivery
 from rl_sync.roles.explorer.loop import ExplorerLoop
-from rl_sync.roles.teacher_models import load_teachers, teacher_models
+from rl_sync.roles.teaching.served_teacher import TeacherClient
+from rl_sync.roles.teaching.teacher_models import load_teachers, teacher_models
 from rl_sync.roles.token_recorder import TokenRecorder
 from rl_sync.roles.trainer.actor import Trainer
 from rl_sync.roles.trainer.batch_reader import BatchReader, GroupSource
@@ -173,6 +174,9 @@ def run_trainer(
             return LoggedBatches(session, log, reader, point)
 
         log = BatchLog(workdir.batches) if session.leads and settings.explorers else None
+        served = None
+        if settings.teacher.address is not None:
+            served = TeacherClient(session, task)
         sft = SftPhase(
             session=session,
             trainer=trainer,
@@ -210,7 +214,10 @@ def run_trainer(
             compile_threads=ahead.threads,
             recorder=_recorder(session, task),
             teachers=(lambda: load_teachers(settings, task, layout)) if trainer.teachers else None,
+            taught=None if served is None else served.taught,
         ).run()
+        if served is not None:
+            served.close()
         tokens.end(Stats())
         ahead.close()
         replay.close()
@@ -263,6 +270,7 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
         trains_tower=settings.model.trains_tower,
         teachers=teacher_models(settings, task),
         offload_teachers=settings.teacher.offload,
+        has_served_teacher=settings.teacher.address is not None,
     )
 
 

@@ -7,8 +7,10 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 
+from rl_sync.algorithms.algorithm import TOPK
 from rl_sync.cluster.rpc import PeerLostError
 from rl_sync.cluster.secret import read_secret
 from rl_sync.environments.dialogue.episode_demonstrations import demonstrated
@@ -19,12 +21,13 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.flash import AttentionCall, require_fit
 from rl_sync.models.paging.paged_cache import page_bytes
 from rl_sync.models.platform import compiling_for
+from rl_sync.models.sharding import Layout
 from rl_sync.records.spans import SpanRecorder
 from rl_sync.rewards.reward_catalog import SET, is_quick
 from rl_sync.rewards.reward_parts import OUTCOME, RewardPart, chosen_weights, read_parts
 from rl_sync.rewards.reward_settings import RewardSettings
 from rl_sync.rewards.rubric import Rubric
-from rl_sync.role_names import MASTER
+from rl_sync.role_names import MASTER, is_explorer
 from rl_sync.roles.evaluation.evaluator import EvaluationSet
 from rl_sync.roles.explorer.episode_wiring import environment_of
 from rl_sync.roles.master.state import MasterSettings
@@ -400,6 +403,22 @@ def fitting(settings: RunSettings, task: Task, model: ModelConfig) -> ModelConfi
     return _fitting(model, task, packed, shared)
 
 
+def own_layout(settings: RunSettings, role: str) -> Layout:
+    """Returns the layout of a role on the devices of this process.
+
+    Raises:
+      ConfigError: it has too few.
+    """
+    shape, devices = settings.mesh_of(role), jax.local_devices()
+    named = "explorer" if is_explorer(role) else role
+    require(
+        shape.devices <= len(devices),
+        f"{named}.mesh needs {shape.devices} devices, but this process has {len(devices)}: use a"
+        " smaller mesh.",
+    )
+    return settings.layout(role, shape.mesh(devices[: shape.devices]))
+
+
 def explorer_model(settings: RunSettings, task: Task) -> ModelConfig:
     """Returns the model config for explorers' computations; raises as `trainer_model` does.
 
@@ -518,6 +537,12 @@ def batching_of(settings: RunSettings, task: Task) -> Batching:
         labels = [str((prompt.row or {}).get(SET, "")) for prompt in task.train]
         numbers = {label: number for number, label in enumerate(sorted({*labels}))}
         laid_out = dataclasses.replace(laid_out, sets=tuple(map(numbers.__getitem__, labels)))
+    if settings.teacher.address is not None:
+        best, algorithm = 0, settings.algorithm
+        if algorithm.distillation == TOPK:
+            vocab_size = model_config(settings, task).vocab_size
+            best = min(algorithm.distillation_top_k, vocab_size)
+        laid_out = dataclasses.replace(laid_out, served_best=best)
     if task.processor is None:
         return laid_out
     features = explorer_model(settings, task).dtype if sends_features(settings, task) else None

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-
 from rl_sync.messages.scoring_calls import CompletionToScore
 from rl_sync.models import lora
 from rl_sync.models.sharding import Layout
@@ -81,7 +79,7 @@ def evaluate(settings: RunSettings, source: PolicySource, say: Callable[[str], N
     for note in wiring.try_reward(settings, task):
         say(note)
     examination = wiring.examination(settings, task)
-    layout = _layout(settings)
+    layout = wiring.own_layout(settings, explorer_name(1))
     policy, params = _policy(settings, source, task, layout)
     started = time.monotonic()
     player = playing(settings, task, rollout_engine(settings, task, layout))
@@ -90,16 +88,6 @@ def evaluate(settings: RunSettings, source: PolicySource, say: Callable[[str], N
     sheet, completions = _judged(settings, task, examination, items, say)
     ended = time.monotonic()
     return Evaluation(policy, sheet.measure(), completions, generated - started, ended - generated)
-
-
-def _layout(settings: RunSettings) -> Layout:
-    shape, devices = settings.explorer.mesh.shape, jax.local_devices()
-    if shape.devices > len(devices):
-        raise ConfigError(
-            f"explorer.mesh needs {shape.devices} devices, but this process has {len(devices)}:"
-            " use a smaller mesh, which evaluations use, too."
-        )
-    return settings.layout(explorer_name(1), shape.mesh(devices[: shape.devices]))
 
 
 def _policy(

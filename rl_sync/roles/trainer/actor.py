@@ -30,7 +30,7 @@ from rl_sync.learning.objective import LossConfig, Metrics, OfTokens
 from rl_sync.learning.opt_state import ShardedOptimizer, all_finite, updates_taken
 from rl_sync.learning.optimizer import rl_optimizer, rl_rate, sft_optimizer, sft_rate
 from rl_sync.learning.preparation import Preparation
-from rl_sync.learning.teachers import Teacher
+from rl_sync.learning.teachers import AnyTeacher, ServedTeacher, Teacher
 from rl_sync.learning.train_state import TrainState
 from rl_sync.learning.update import Common, Learned, PolicyUpdate, Share, StepValues, Update
 from rl_sync.models.config import ModelConfig
@@ -88,8 +88,9 @@ class Trainer:
       kept_versions: versions that score the tokens that they drew; None if the explorers'
         log-probabilities are used.
       trains_tower: whether the vision tower is trained, if there is one.
-      teachers: the teachers' model configs; none without distillation.
+      teachers: the teachers' model configs; none without distillation, or if a teacher is served.
       offload_teachers: whether the teachers are in host memory while they are not used.
+      has_served_teacher: whether batches hold a served teacher's answers.
     """
 
     model: ModelConfig
@@ -108,10 +109,12 @@ class Trainer:
     trains_tower: bool = False
     teachers: tuple[ModelConfig, ...] = ()
     offload_teachers: bool = False
+    has_served_teacher: bool = False
 
     def __post_init__(self) -> None:
         assert (self.critic is not None) == self.loss.algorithm.needs_values
-        assert bool(self.teachers) == self.loss.algorithm.has_teacher
+        taught = bool(self.teachers) or self.has_served_teacher
+        assert taught == self.loss.algorithm.has_teacher
 
     def init(self, key: Array) -> TrainState:
         """Makes a random policy, ready for `sft`."""
@@ -408,7 +411,9 @@ class Trainer:
             as_computed_abstract(one, abstract_params(one, self.layout)) for one in self.teachers
         )
 
-    def _taught_by(self, state: TrainState) -> tuple[Teacher, ...]:
+    def _taught_by(self, state: TrainState) -> tuple[AnyTeacher, ...]:
+        if self.has_served_teacher:
+            return (ServedTeacher(self._forward.settings),)
         params = state.teachers or ()
         if self.offload_teachers:
             params = move(params, self._abstract_used_teachers)

@@ -23,6 +23,7 @@ from rl_sync.records.chaos_windows import SYNC
 from rl_sync.replay.replay_interface import ReplayError
 from rl_sync.roles.assembly.parameters import Parameters
 from rl_sync.roles.evaluation.evaluator import Measure, await_evaluations
+from rl_sync.roles.teaching.served_teacher import TeacherServerError
 from rl_sync.roles.trainer import commands
 from rl_sync.roles.trainer.actor import Trainer, TrainState
 from rl_sync.roles.trainer.batch_reader import GroupSource
@@ -47,7 +48,13 @@ from rl_sync.types import Consumed, Params, TrainBatch
 from rl_sync.weights.ends_interface import WeightsTransferError
 
 # Failures of other roles, or of the connections to them: the trainer's own state is intact.
-_OF_OTHERS = (TimeoutError, WeightsTransferError, ReplayError, RemoteError)
+_OF_OTHERS = (
+    TimeoutError,
+    WeightsTransferError,
+    ReplayError,
+    RemoteError,
+    TeacherServerError,
+)
 _log = logging.getLogger(__name__)
 
 MakeSource = Callable[[StartingPoint, SyncSchedule, Callable[[], None]], GroupSource]
@@ -79,6 +86,7 @@ class TrainerLoop:
       recorder: makes the recorder of rollouts, given the last step that is recorded already; None
         if there is none.
       teachers: loads the teachers' parameters; None without a teacher.
+      taught: adds a served teacher's answers to a batch; None without such a teacher.
     """
 
     session: Session
@@ -98,6 +106,7 @@ class TrainerLoop:
     compile_threads: int = 0
     recorder: Callable[[int], RolloutRecorder] | None = None
     teachers: Callable[[], tuple[Params, ...]] | None = None
+    taught: Callable[[Consumed], Consumed] | None = None
     _life: TrainerLife = dataclasses.field(init=False)
     _restorer: StateRestorer = dataclasses.field(init=False)
     _state: TrainState = dataclasses.field(init=False)
@@ -118,6 +127,7 @@ class TrainerLoop:
           WeightsTransferError: a version could not be published; a snapshot is saved before.
           ReplayError: the replay server is gone; a snapshot is saved before.
           RemoteError: the master rejected a call; a snapshot is saved before.
+          TeacherServerError: the teacher server is gone, or fails; a snapshot is saved before.
           RunEndedError: the trainer died before, and cannot go on in place.
         """
         settings = self.session.settings
@@ -206,7 +216,8 @@ class TrainerLoop:
             case commands.OpenStreams(point):
                 self._open_streams(point)
             case commands.TakeBatch(step):
-                self._batch = self._groups.next(step)
+                batch = self._groups.next(step)
+                self._batch = batch if self.taught is None else self.taught(batch)
             case commands.LogBatch(step):
                 self._groups.log(step, self._batch)
             case commands.TrainStep(step, is_counted):

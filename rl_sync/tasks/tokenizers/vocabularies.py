@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 
 from rl_sync.tasks.tokenizers.pretrained import PretrainedTokenizer
@@ -19,6 +21,11 @@ def first_difference(one: Tokenizer, other: Tokenizer) -> tuple[int, str, str] |
         if ours[number] != theirs.get(number):
             return number, ours[number], theirs.get(number, "")
     return None
+
+
+def digest_of(tokenizer: Tokenizer) -> str:
+    """Returns a digest of all tokens and their ids, by which two machines compare vocabularies."""
+    return hashlib.sha256(json.dumps(sorted(_tokens(tokenizer).items())).encode()).hexdigest()
 
 
 def _tokens(tokenizer: Tokenizer) -> Mapping[int, str]:

@@ -30,7 +30,10 @@ from rl_sync.setting import sections
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run_settings import RunSettings
 
-_OWN_PATHS = ("workdir", "sync.directory", "launch.", "checkpoint.", "reward.secret_path")
+_OWN_PATHS = (
+    *("workdir", "sync.directory", "launch.", "checkpoint."),
+    *("reward.secret_path", "teacher.secret_path"),
+)
 """Settings whose paths other machines do not read, or reach by themselves."""
 _MIB = 1 << 20
 _MOST_FILES = 10_000

@@ -12,12 +12,12 @@ from rl_sync.models.huggingface.loading import load_params
 from rl_sync.models.huggingface.reading import load_config
 from rl_sync.models.placement import abstract_params
 from rl_sync.roles.assembly import wiring
-from rl_sync.roles.teacher_models import load_teachers, teacher_models
+from rl_sync.roles.teaching.teacher_models import load_teachers, teacher_models
 from rl_sync.settings.records import ConfigError
 from tests.models.meshes import layout
 from tests.settings.changed import settings_with
 
-MODELS = Path(__file__).resolve().parents[1] / "data" / "models"
+MODELS = Path(__file__).resolve().parents[2] / "data" / "models"
 QWEN = str(MODELS / "qwen2")
 OF_CHECKPOINT = {
     "algorithm__name": "on_policy_distillation",

@@ -1,0 +1,268 @@
+"""Teachers that are served: the same loss as beside the trainer, and servers that fail."""
+
+import contextlib
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from rl_sync.cluster.pending import PendingCalls
+from rl_sync.cluster.ports import free_ports
+from rl_sync.cluster.rpc import CallHandlers, RpcServer
+from rl_sync.learning.rows.batching import Batching
+from rl_sync.models.sharding import Layout
+from rl_sync.records.spans import SpanKind
+from rl_sync.roles.assembly import wiring
+from rl_sync.roles.teaching.served_teacher import (
+    TeacherClient,
+    TeacherServerError,
+    check_teacher_server,
+)
+from rl_sync.roles.teaching.teacher_calls import (
+    AskTeacher,
+    AskTeacherDescription,
+    TaughtRows,
+    TeacherAnswer,
+    TeacherDescription,
+)
+from rl_sync.roles.teaching.teacher_server import TeacherModel, TeacherServer
+from rl_sync.settings.records import ConfigError
+from rl_sync.tasks.tokenizers.vocabularies import digest_of
+from rl_sync.types import Consumed
+from tests.cluster.memory_session import MemorySession
+from tests.models import tiny
+from tests.roles.trainer.training import MODEL, assert_close, group_of, state_of, trainer_of
+from tests.settings.changed import settings_with
+
+HOST, SECRET = "127.0.0.1", "s" * 64
+TEACHER = dataclasses.replace(MODEL, embed_dim=4, head_dim=2, mlp_dim=4)
+OF_TEACHER = jax.tree.map(lambda x: 3 * x, tiny.params(TEACHER))
+ALONE = {"advantage": "none", "distillation_coefficient": 0.5, "distillation_top_k": 3}
+
+
+def _settings(tmp_path, address="127.0.0.1:1", **fields):
+    (tmp_path / "secret").write_text(SECRET)
+    return {
+        "algorithm__name": "on_policy_distillation",
+        "algorithm__distillation": "topk",
+        "algorithm__distillation_top_k": 3,
+        "rollout__temperature": 0.8,
+        "teacher__address": address,
+        "teacher__secret_path": str(tmp_path / "secret"),
+        **fields,
+    }
+
+
+@pytest.fixture(scope="module")
+def task():
+    return wiring.load_task(settings_with())
+
+
+def _described(task, **fields):
+    known = {
+        "name": "there",
+        "vocabulary": digest_of(task.tokenizer),
+        "vocab_size": task.tokenizer.vocab_size,
+        "row_tokens": 64,
+    }
+    return TeacherDescription(**known | fields)
+
+
+def _teacher(task, rows=0, **fields):
+    return TeacherModel(
+        algorithm=trainer_of().loss.algorithm,
+        model=TEACHER,
+        params=OF_TEACHER,
+        layout=Layout.single(),
+        rows=rows,
+        logits_bytes=1 << 20,
+        description=_described(task, **fields),
+    )
+
+
+@contextlib.contextmanager
+def _serving(teacher, secret=SECRET):
+    with contextlib.closing(TeacherServer(teacher, host=HOST, port=0, secret=secret)) as made:
+        yield made.address
+
+
+@contextlib.contextmanager
+def _client(tmp_path, task, address, **fields):
+    session = MemorySession(**_settings(tmp_path, address, **fields))
+    with contextlib.closing(TeacherClient(session, task, retry_secs=0.05)) as made:
+        yield made, session
+
+
+def _groups():
+    """Makes two groups of different widths."""
+    return [group_of((3, 4, 6, 2)), group_of((1, 2, 1, 1), row_tokens=5)]
+
+
+@pytest.mark.samples(
+    "padded-topk", gate=("packed-topk", "shared-topk", "padded-sampled", "shared-sampled")
+)
+@pytest.mark.parametrize("kind", ["topk", "sampled"])
+@pytest.mark.parametrize("rows", ["padded", "bucketed", "packed", "shared"])
+def test_a_served_teacher_gives_the_loss_of_one_beside_the_trainer(tmp_path, task, rows, kind):
+    beside = trainer_of(ALONE | {"distillation": kind}, teachers=(TEACHER,))
+    apart = trainer_of(ALONE | {"distillation": kind}, has_served_teacher=True)
+    layout = Batching(rows, 8, 8, 1, 0)
+    asking = dataclasses.replace(layout, served_best=3 if kind == "topk" else 0)
+    with (
+        _serving(_teacher(task, rows=3)) as address,
+        _client(tmp_path, task, address, algorithm__distillation=kind) as (client, session),
+    ):
+        taught = client.taught(Consumed(_groups(), [5]))
+    assert taught.left_out == [5]
+    assert [one["for_whom"] for one in session.spans.of(SpanKind.WAIT)] == [
+        f"the teacher server at {address}"
+    ]
+    start = beside.taught(state_of(beside), (OF_TEACHER,))
+    after, expected = beside.step(start, layout.batch(_groups()))
+    other, found = apart.step(state_of(apart), asking.batch(taught.groups))
+    for name in ("loss", "kl_teacher", "gradient_norm"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-7)
+    assert float(expected["gradient_norm"]) > 1e-3
+    assert_close(other.params, after.params, atol=1e-5)
+
+
+def test_expected_shapes_have_the_answers(task):
+    for best, names in ((3, {"served_logprobs", "served_ids"}), (0, {"served_logprobs"})):
+        rows = Batching("packed", 8, 8, 1, 0, served_best=best).largest().rows
+        there = {
+            name for name, x in rows._asdict().items() if name[:6] == "served" and x is not None
+        }
+        assert there == names
+        assert rows.served_logprobs.shape == (*rows.tokens.shape, max(1, best))
+
+
+def test_answers_have_the_sets_and_the_penalty_of_the_rollouts(task):
+    """Of tokens 2 and 3 alone, with a penalty, the two probabilities sum to 1."""
+    group = group_of((3, 4, 6, 2))
+    entries = [one for t in range(2, 8) for one in ((t, 0, 1), (t, 1, 0b1100))]
+    masks = np.array([entries] * 4, np.uint32)
+    rows = TaughtRows(group.tokens, group.completion_mask, None, masks)
+    call = AskTeacher(digest_of(task.tokenizer), [rows], 2, 0.8, 1.3)
+    (answer,) = _teacher(task).answers(call)
+    assert answer.ids.shape == (15, 2)
+    assert {*answer.ids.ravel().tolist()} == {2, 3}
+    np.testing.assert_allclose(np.exp(answer.logprobs).sum(axis=-1), 1, rtol=1e-5)
+    (plain,) = _teacher(task).answers(dataclasses.replace(call, repetition_penalty=1.0))
+    assert np.abs(plain.logprobs - answer.logprobs).max() > 1e-3
+
+
+def test_a_call_that_does_not_fit_the_teacher_is_an_error(task):
+    group = group_of((3, 4, 6, 2))
+    rows = TaughtRows(group.tokens, group.completion_mask, None, None)
+    call = AskTeacher(digest_of(task.tokenizer), [rows], 2, 0.8, 1.0)
+    with pytest.raises(ValueError, match="has another vocabulary"):
+        _teacher(task).answers(dataclasses.replace(call, vocabulary="other"))
+    with pytest.raises(ValueError, match="has 8 tokens, and this server was started for at most 7"):
+        _teacher(task, row_tokens=7).answers(call)
+
+
+def test_a_server_that_is_gone_is_one_clear_error(tmp_path, task):
+    (port,) = free_ports(HOST, 1)
+    with (
+        _client(tmp_path, task, f"{HOST}:{port}", launch__wait_secs=1.0) as (client, _),
+        pytest.raises(TeacherServerError) as raised,
+    ):
+        client.taught(Consumed(_groups(), []))
+    told = str(raised.value)
+    assert told.startswith(
+        f"trainer has waited for log-probabilities from the teacher server at {HOST}:{port} for 1 s"
+    )
+    assert "launch.wait_secs=1" in told
+    assert "Start it again with `rl-sync teacher`" in told
+    assert "\n" not in told
+
+
+class _Scripted:
+    """Answers in place of a teacher: fails some times first."""
+
+    def __init__(self, failures):
+        self.failures, self.calls = failures, 0
+
+    def __call__(self, call):
+        self.calls += 1
+        if self.calls <= self.failures:
+            raise RuntimeError("out of memory")
+        counts = [int(group.mask.sum()) for group in call.groups]
+        return [TeacherAnswer(np.full((n, 1), -0.5, np.float32), None) for n in counts]
+
+
+@contextlib.contextmanager
+def _scripted(failures, port=0):
+    script = _Scripted(failures)
+    pending = PendingCalls(AskTeacher.answered_by(script), threads=1, progress=lambda: 0, kept=4)
+    server = RpcServer(CallHandlers(pending.handler()), port, HOST, secret=SECRET)
+    yield f"{HOST}:{server.port}", script
+    server.close(0)
+    pending.close()
+
+
+def test_a_failing_server_is_asked_again_and_then_ends_the_run(tmp_path, task):
+    with _scripted(2) as (address, script), _client(tmp_path, task, address) as (client, _):
+        taught = client.taught(Consumed(_groups(), []))
+        mask = taught.groups[0].completion_mask
+        assert np.all(taught.groups[0].served_logprobs[mask] == -0.5)
+        assert script.calls == 3
+    with (
+        _scripted(9) as (address, script),
+        _client(tmp_path, task, address) as (client, _),
+        pytest.raises(TeacherServerError, match="failed 3 times: RuntimeError: out of memory"),
+    ):
+        client.taught(Consumed(_groups(), []))
+
+
+def test_a_server_with_another_secret_is_an_error_at_once(tmp_path, task):
+    with (
+        _serving(_teacher(task), secret="t" * 64) as address,
+        _client(tmp_path, task, address) as (client, _),
+        pytest.raises(TeacherServerError, match=r"Give teacher.secret_path the file"),
+    ):
+        client.taught(Consumed(_groups(), []))
+
+
+@contextlib.contextmanager
+def _describing(task, secret=SECRET, **fields):
+    described = _described(task, **fields)
+    desk = CallHandlers(AskTeacherDescription.answered_by(lambda call: described))
+    server = RpcServer(desk, 0, HOST, secret=secret)
+    yield f"{HOST}:{server.port}"
+    server.close(0)
+
+
+REFUSED = {
+    "vocabulary": ({"vocabulary": "other"}, "was started for another vocabulary"),
+    "size": ({"vocab_size": 7}, "another vocabulary, of 7 tokens; the policy's has "),
+    "length": ({"row_tokens": 3}, "at most 3 tokens, but the task's may have "),
+    "secret": ({"secret": "t" * 64}, "Give teacher.secret_path the file"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_server_that_cannot_teach_is_refused_before_the_run(tmp_path, task, name):
+    fields, told = REFUSED[name]
+    with (
+        _describing(task, **fields) as address,
+        pytest.raises(ConfigError, match=told) as refused,
+    ):
+        check_teacher_server(settings_with(**_settings(tmp_path, address)), task)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_server_of_the_policys_vocabulary_is_accepted(tmp_path, task):
+    with _describing(task) as address:
+        check_teacher_server(settings_with(**_settings(tmp_path, address)), task)
+
+
+def test_a_missing_server_and_a_missing_secret_are_refused_before_the_run(tmp_path, task):
+    (port,) = free_ports(HOST, 1)
+    there = settings_with(**_settings(tmp_path, f"{HOST}:{port}"))
+    with pytest.raises(ConfigError, match=r"no teacher answers there .* `rl-sync teacher`"):
+        check_teacher_server(there, task)
+    missing = settings_with(**_settings(tmp_path, teacher__secret_path=str(tmp_path / "none")))
+    with pytest.raises(ConfigError, match=r"teacher.secret_path=.* cannot be read"):
+        check_teacher_server(missing, task)
