@@ -113,7 +113,9 @@ class TeacherClient:
         assert address is not None
         self._session, self._retry_secs = session, retry_secs
         self._whom = f"the teacher server at {address}"
-        self._client = RpcClient(address, "teacher server", _secret(settings.teacher))
+        self._client: RpcClient | None = None
+        if session.leads:  # The others may be on machines without the secret.
+            self._client = RpcClient(address, "teacher server", _secret(settings.teacher))
         self._question = AskTeacher(
             vocabulary=digest_of(task.tokenizer),
             groups=[],
@@ -131,7 +133,7 @@ class TeacherClient:
           RunStoppedError: the run is being stopped.
         """
         question = dataclasses.replace(self._question, groups=[*map(_asked, batch.groups)])
-        what = "log-probabilities"
+        what = "the teacher's log-probabilities"
         with self._session.spans.span(SpanKind.WAIT, reason=what, for_whom=self._whom):
             answers = self._answers(question, what)
         groups = [
@@ -141,7 +143,8 @@ class TeacherClient:
 
     def close(self) -> None:
         """Ends the connection."""
-        self._client.close()
+        if self._client is not None:
+            self._client.close()
 
     def _answers(self, question: AskTeacher, what: str) -> list[TeacherAnswer]:
         """Asks the server until it answers; returns nothing in processes that do not ask."""
@@ -151,6 +154,7 @@ class TeacherClient:
 
         def send(call: Await) -> Pending | None:
             nonlocal failures, trouble
+            assert self._client is not None
             try:
                 reply = self._client.call(call, self._session.settings.launch.call_secs)
             except RefusedError as error:

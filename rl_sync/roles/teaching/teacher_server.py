@@ -111,7 +111,7 @@ class TeacherModel:
         """
         if call.vocabulary != self.description.vocabulary:
             raise ValueError(f"The teacher {self.description.name} has another vocabulary.")
-        rows = _StackedRows.of(call.groups, self.description.row_tokens)
+        rows = _StackedRows.of(call.groups, self.description.row_tokens, self.layout.row_divisor)
         forward = Forward(self.model, call.temperature, self.logits_bytes, call.repetition_penalty)
         shards = self.layout.batch_shards
         count = len(rows.tokens)
@@ -152,7 +152,13 @@ class _StackedRows(NamedTuple):
     masks: UInt32[np.ndarray, "N E 3"] | None
 
     @classmethod
-    def of(cls, groups: Sequence[TaughtRows], most_tokens: int) -> _StackedRows:
+    def of(cls, groups: Sequence[TaughtRows], most_tokens: int, divisor: int) -> _StackedRows:
+        """Stacks groups.
+
+        Args:
+          most_tokens: maximum number of tokens of a trajectory, a multiple of `divisor`.
+          divisor: a divisor of T.
+        """
         longest = max((group.tokens.shape[1] for group in groups), default=1)
         if longest > most_tokens:
             raise ValueError(
@@ -160,7 +166,8 @@ class _StackedRows(NamedTuple):
                 f" {most_tokens}: start it with the run's config."
             )
         # Few widths, since each is compiled once.
-        width = min(most_tokens, math.ceil(longest / _WIDTH_STEP) * _WIDTH_STEP)
+        step = math.lcm(_WIDTH_STEP, divisor)
+        width = min(most_tokens, math.ceil(longest / step) * step)
         segments = masks = None
         if of := [group.segments for group in groups if group.segments is not None]:
             segments = np.concatenate([_widened(one, width, -1) for one in of])

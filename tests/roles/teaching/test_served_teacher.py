@@ -1,7 +1,9 @@
 """Teachers that are served: the same loss as beside the trainer, and servers that fail."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
+import time
 
 import jax
 import numpy as np
@@ -10,7 +12,9 @@ import pytest
 from rl_sync.cluster.pending import PendingCalls
 from rl_sync.cluster.ports import free_ports
 from rl_sync.cluster.rpc import CallHandlers, RpcServer
+from rl_sync.cluster.team import Follower, Leader
 from rl_sync.learning.rows.batching import Batching
+from rl_sync.models.placement import abstract_params, move
 from rl_sync.models.sharding import Layout
 from rl_sync.records.spans import SpanKind
 from rl_sync.roles.assembly import wiring
@@ -32,6 +36,7 @@ from rl_sync.tasks.tokenizers.vocabularies import digest_of
 from rl_sync.types import Consumed
 from tests.cluster.memory_session import MemorySession
 from tests.models import tiny
+from tests.models.meshes import layout
 from tests.roles.trainer.training import MODEL, assert_close, group_of, state_of, trainer_of
 from tests.settings.changed import settings_with
 
@@ -94,6 +99,10 @@ def _client(tmp_path, task, address, **fields):
         yield made, session
 
 
+def _rows(group):
+    return TaughtRows(group.tokens, group.completion_mask, None, None)
+
+
 def _groups():
     """Makes two groups of different widths."""
     return [group_of((3, 4, 6, 2)), group_of((1, 2, 1, 1), row_tokens=5)]
@@ -107,8 +116,8 @@ def _groups():
 def test_a_served_teacher_gives_the_loss_of_one_beside_the_trainer(tmp_path, task, rows, kind):
     beside = trainer_of(ALONE | {"distillation": kind}, teachers=(TEACHER,))
     apart = trainer_of(ALONE | {"distillation": kind}, has_served_teacher=True)
-    layout = Batching(rows, 8, 8, 1, 0)
-    asking = dataclasses.replace(layout, served_best=3 if kind == "topk" else 0)
+    batching = Batching(rows, 8, 8, 1, 0)
+    asking = dataclasses.replace(batching, served_best=3 if kind == "topk" else 0)
     with (
         _serving(_teacher(task, rows=3)) as address,
         _client(tmp_path, task, address, algorithm__distillation=kind) as (client, session),
@@ -119,7 +128,7 @@ def test_a_served_teacher_gives_the_loss_of_one_beside_the_trainer(tmp_path, tas
         f"the teacher server at {address}"
     ]
     start = beside.taught(state_of(beside), (OF_TEACHER,))
-    after, expected = beside.step(start, layout.batch(_groups()))
+    after, expected = beside.step(start, batching.batch(_groups()))
     other, found = apart.step(state_of(apart), asking.batch(taught.groups))
     for name in ("loss", "kl_teacher", "gradient_norm"):
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-7)
@@ -154,8 +163,7 @@ def test_answers_have_the_sets_and_the_penalty_of_the_rollouts(task):
 
 def test_a_call_that_does_not_fit_the_teacher_is_an_error(task):
     group = group_of((3, 4, 6, 2))
-    rows = TaughtRows(group.tokens, group.completion_mask, None, None)
-    call = AskTeacher(digest_of(task.tokenizer), [rows], 2, 0.8, 1.0)
+    call = AskTeacher(digest_of(task.tokenizer), [_rows(group)], 2, 0.8, 1.0)
     with pytest.raises(ValueError, match="has another vocabulary"):
         _teacher(task).answers(dataclasses.replace(call, vocabulary="other"))
     with pytest.raises(ValueError, match="has 8 tokens, and this server was started for at most 7"):
@@ -171,11 +179,68 @@ def test_a_server_that_is_gone_is_one_clear_error(tmp_path, task):
         client.taught(Consumed(_groups(), []))
     told = str(raised.value)
     assert told.startswith(
-        f"trainer has waited for log-probabilities from the teacher server at {HOST}:{port} for 1 s"
+        "trainer has waited for the teacher's log-probabilities from the teacher server at"
+        f" {HOST}:{port} for 1 s"
     )
     assert "launch.wait_secs=1" in told
     assert "Start it again with `rl-sync teacher`" in told
     assert "\n" not in told
+
+
+def test_the_first_process_of_a_trainer_asks_for_all(tmp_path, task):
+    """Another process has no secret, and no groups."""
+    (port,) = free_ports(HOST, 1)
+    with contextlib.ExitStack() as closing, _scripted(1) as (address, script):
+        leader = Leader("trainer", 1, f"{HOST}:{port}", SECRET)
+        follower = Follower("trainer", 1, f"{HOST}:{port}", 20.0, 20.0, SECRET)
+        closing.callback(leader.close)
+        closing.callback(follower.close)
+        sessions = [MemorySession(**_settings(tmp_path, address)) for _ in range(2)]
+        sessions[1].settings = settings_with(
+            **_settings(tmp_path, address, teacher__secret_path=str(tmp_path / "none"))
+        )
+        batches = Consumed(_groups(), []), Consumed([], [])
+
+        def ask(one):
+            sessions[one].team = (leader, follower)[one]
+            client = TeacherClient(sessions[one], task, retry_secs=0.05)
+            closing.callback(client.close)
+            return client.taught(batches[one]).groups
+
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            first, other = pool.map(ask, range(2))
+    assert [group.served_logprobs.shape for group in first] == [(4, 8, 1), (4, 5, 1)]
+    assert (other, script.calls) == ([], 2)
+
+
+@pytest.mark.gate
+def test_tokens_of_a_segment_have_no_others_before_them(task):
+    """A row of two segments has the answers of two rows."""
+    one, other = group_of((3, 4, 6, 2)), group_of((1, 2, 1, 1), row_tokens=5)
+    call = AskTeacher(digest_of(task.tokenizer), [_rows(one), _rows(other)], 3, 0.8, 1.0)
+    expected = _teacher(task).answers(call)
+    both = [
+        np.concatenate(pair, axis=1) for pair in zip(_rows(one)[:2], _rows(other)[:2], strict=True)
+    ]
+    segments = np.repeat([[0] * 8 + [1] * 5], 4, axis=0)
+    joined = TaughtRows(*both, segments, None)
+    (found,) = _teacher(task).answers(dataclasses.replace(call, groups=[joined]))
+    of_first = np.nonzero(both[1])[1] < 8
+    for answer, here in zip(expected, (of_first, ~of_first), strict=True):
+        np.testing.assert_allclose(found.logprobs[here], answer.logprobs, rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(found.ids[here], answer.ids)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("axes", [{"fsdp": 2, "tensor": 2}, {"context": 2}])
+def test_devices_share_a_served_teacher(task, axes):
+    there = layout(**axes)
+    call = AskTeacher(digest_of(task.tokenizer), [*map(_rows, _groups())], 3, 0.8, 1.0)
+    expected = _teacher(task).answers(call)
+    placed = move(OF_TEACHER, abstract_params(TEACHER, there))
+    spread = dataclasses.replace(_teacher(task), layout=there, params=placed)
+    for found, known in zip(spread.answers(call), expected, strict=True):
+        np.testing.assert_allclose(found.logprobs, known.logprobs, rtol=1e-4, atol=1e-5)
 
 
 class _Scripted:
@@ -214,6 +279,21 @@ def test_a_failing_server_is_asked_again_and_then_ends_the_run(tmp_path, task):
         pytest.raises(TeacherServerError, match="failed 3 times: RuntimeError: out of memory"),
     ):
         client.taught(Consumed(_groups(), []))
+
+
+def test_a_server_that_starts_late_is_waited_for(tmp_path, task):
+    (port,) = free_ports(HOST, 1)
+    with (
+        _client(tmp_path, task, f"{HOST}:{port}") as (client, _),
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+    ):
+        asked = pool.submit(client.taught, Consumed(_groups(), []))
+        time.sleep(0.2)
+        assert not asked.done()
+        with _scripted(0, port) as (_, script):
+            taught = asked.result(20)
+    assert script.calls == 1
+    assert [group.served_ids for group in taught.groups] == [None, None]
 
 
 def test_a_server_with_another_secret_is_an_error_at_once(tmp_path, task):

@@ -32,7 +32,7 @@ from rl_sync.settings.run_settings import RunSettings
 
 _OWN_PATHS = (
     *("workdir", "sync.directory", "launch.", "checkpoint."),
-    *("reward.secret_path", "teacher.secret_path"),
+    *("reward.secret_path", "teacher."),
 )
 """Settings whose paths other machines do not read, or reach by themselves."""
 _MIB = 1 << 20

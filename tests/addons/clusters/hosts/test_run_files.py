@@ -126,3 +126,17 @@ def test_hidden_files_and_the_work_directory_are_not_sent(tmp_path, here):
     places = {file.place for file in RunFiles(settings, here).files}
     assert {"code/data/a.csv", "code/own.py", "code/words/a.txt"} <= places
     assert not places & {f"code/{name}" for name in unsent}
+
+
+def test_a_teacher_and_the_secret_of_its_server_are_not_sent(tmp_path, here):
+    (here / "teacher.secret").write_text("x")
+    one = settings_with(tmp_path, algorithm__name="on_policy_distillation", teacher__path=str(QWEN))
+    other = settings_with(
+        tmp_path,
+        algorithm__name="on_policy_distillation",
+        teacher__address="10.0.0.3:8200",
+        teacher__secret_path="teacher.secret",
+    )
+    for settings in (one, other):
+        places = {file.place for file in RunFiles(settings, here).files}
+        assert not [place for place in places if "teacher" in place or "qwen2" in place]
