@@ -69,7 +69,7 @@ FLAGS = [
     ("CONFIG -x", "Unknown flag: -x"),
     (
         "settings CONFIG",
-        "for run, resume, plan, render, chaos, sweep, eval and reward, not for settings",
+        "for run, resume, plan, render, chaos, sweep, eval, reward and teacher, not for settings",
         "settings takes a PATTERN",
     ),
     ("settings zzz", "No setting has 'zzz'", "without a pattern all are listed"),

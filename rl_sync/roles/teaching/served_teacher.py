@@ -137,7 +137,7 @@ class TeacherClient:
         with self._session.spans.span(SpanKind.WAIT, reason=what, for_whom=self._whom):
             answers = self._answers(question, what)
         groups = [
-            _with_answer(group, answer) for group, answer in zip(batch.groups, answers, strict=True)
+            with_answer(group, answer) for group, answer in zip(batch.groups, answers, strict=True)
         ]
         return batch._replace(groups=groups)
 
@@ -201,7 +201,7 @@ def _asked(group: Group) -> TaughtRows:
     return TaughtRows(group.tokens, group.completion_mask, group.segments, group.sampling_masks)
 
 
-def _with_answer(group: Group, answer: TeacherAnswer) -> Group:
+def with_answer(group: Group, answer: TeacherAnswer) -> Group:
     """Puts answers at the tokens that they are about; those elsewhere have no effect."""
     mask = group.completion_mask
     shape = (*mask.shape, answer.logprobs.shape[1])

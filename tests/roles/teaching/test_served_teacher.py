@@ -6,6 +6,7 @@ import dataclasses
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -22,6 +23,7 @@ from rl_sync.roles.teaching.served_teacher import (
     TeacherClient,
     TeacherServerError,
     check_teacher_server,
+    with_answer,
 )
 from rl_sync.roles.teaching.teacher_calls import (
     AskTeacher,
@@ -37,7 +39,7 @@ from rl_sync.types import Consumed
 from tests.cluster.memory_session import MemorySession
 from tests.models import tiny
 from tests.models.meshes import layout
-from tests.roles.trainer.training import MODEL, assert_close, group_of, state_of, trainer_of
+from tests.roles.trainer.training import MODEL, PARAMS, assert_close, group_of, state_of, trainer_of
 from tests.settings.changed import settings_with
 
 HOST, SECRET = "127.0.0.1", "s" * 64
@@ -241,6 +243,24 @@ def test_devices_share_a_served_teacher(task, axes):
     spread = dataclasses.replace(_teacher(task), layout=there, params=placed)
     for found, known in zip(spread.answers(call), expected, strict=True):
         np.testing.assert_allclose(found.logprobs, known.logprobs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("axes", [{"fsdp": 2, "tensor": 2}, {"context": 2}])
+def test_a_trainer_on_a_mesh_takes_the_same_answers(task, axes):
+    call = AskTeacher(digest_of(task.tokenizer), [*map(_rows, _groups())], 3, 0.8, 1.0)
+    groups = map(with_answer, _groups(), _teacher(task).answers(call))
+    batch = Batching("padded", 8, 8, 1, 0, served_best=3).batch([*groups])
+    plain = {"name": "sgd", "b1": 0.0, "learning_rate": 0.1}
+    found = []
+    for on in ({}, {"layout": layout(**axes)}):
+        trainer = trainer_of(ALONE | {"distillation": "topk"}, plain, has_served_teacher=True, **on)
+        start = move(jax.tree.map(jnp.copy, PARAMS), trainer.abstract().params)
+        state = trainer.begin(trainer.start(start))
+        after, metrics = trainer.compile_step(trainer.abstract(), batch)(state, batch)
+        found.append((jax.tree.map(np.asarray, after.params), float(metrics["kl_teacher"])))
+    assert_close(found[0][0], found[1][0], atol=5e-5)
+    np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-3)
 
 
 class _Scripted:
