@@ -12,8 +12,11 @@ from rl_sync.models.huggingface.loading import load_params
 from rl_sync.models.huggingface.reading import load_config
 from rl_sync.models.placement import abstract_params
 from rl_sync.roles.assembly import wiring
+from rl_sync.roles.teaching.teacher_calls import AskTeacher, TaughtRows, TeacherDescription
 from rl_sync.roles.teaching.teacher_models import load_teachers, teacher_models
+from rl_sync.roles.teaching.teacher_server import TeacherModel
 from rl_sync.settings.records import ConfigError
+from rl_sync.tasks.tokenizers.vocabularies import digest_of
 from tests.models.meshes import layout
 from tests.settings.changed import settings_with
 
@@ -60,6 +63,22 @@ def test_a_checkpoint_is_loaded_in_the_dtype_of_the_computation(tmp_path):
     gates = (tree["blocks"] for tree in (params, expected))
     for ours, theirs in zip(*map(jax.tree.leaves, gates), strict=True):
         np.testing.assert_array_equal(ours, np.asarray(theirs).astype(ours.dtype))
+
+
+@pytest.mark.gate
+def test_a_checkpoint_is_served_with_the_policys_vocabulary(tmp_path):
+    settings, task = _with(tmp_path, teacher__path=QWEN)
+    teacher = TeacherModel.loaded(settings, task, layout())
+    policy = wiring.trainer_model(settings, task)
+    assert teacher.description == TeacherDescription(
+        QWEN, digest_of(task.tokenizer), policy.vocab_size, task.row_tokens
+    )
+    tokens = np.array([[3, 4, 5]], np.int32)
+    rows = TaughtRows(tokens, tokens > 3, None, None)
+    call = AskTeacher(teacher.description.vocabulary, [rows], 1000, 1.0, 1.0)
+    (answer,) = teacher.answers(call)
+    assert answer.ids.shape == (2, policy.vocab_size)
+    np.testing.assert_allclose(np.exp(answer.logprobs).sum(axis=-1), 1, rtol=1e-4)
 
 
 REFUSED = {
