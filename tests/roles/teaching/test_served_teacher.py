@@ -148,6 +148,7 @@ def test_expected_shapes_have_the_answers(task):
         assert rows.served_logprobs.shape == (*rows.tokens.shape, max(1, best))
 
 
+@pytest.mark.gate
 def test_answers_have_the_sets_and_the_penalty_of_the_rollouts(task):
     """Of tokens 2 and 3 alone, with a penalty, the two probabilities sum to 1."""
     group = group_of((3, 4, 6, 2))
