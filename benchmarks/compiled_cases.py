@@ -254,6 +254,7 @@ def run_of(case: Case) -> tuple[RunSettings, Task]:
         processor = SquareTiles(vision.image_size, vision.tile_tokens)
         tokenizer.image_id = lambda marks: vision.token_id
     task: Any = SimpleNamespace(
+        reward="math",
         processor=processor,
         trained_tiles=case.tiles,
         tokenizer=tokenizer,

@@ -17,6 +17,7 @@ SPLASH = {"tpu_custom_call"}
 CUDNN = {"__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"}
 TRITON = {"__gpu$xla.gpu.triton"}
 TASK = types.SimpleNamespace(
+    reward="math",
     processor=None,
     tokenizer=types.SimpleNamespace(vocab_size=1000, eos_ids=(0,), end_ids=(0,), decode=None),
     row_tokens=T,

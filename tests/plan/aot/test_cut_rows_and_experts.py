@@ -30,6 +30,7 @@ def compiled(chips, devices, row_tokens, mesh, **model):
     config.trainer.mesh.update(mesh)
     config.model.update(dict(dtype="bfloat16", remat="full", **model))
     task = types.SimpleNamespace(
+        reward="math",
         processor=None,
         tokenizer=types.SimpleNamespace(vocab_size=64, eos_ids=(0,), end_ids=(0,), decode=None),
         row_tokens=row_tokens,

@@ -52,6 +52,7 @@ def _compiled(devices, data, tensor, share, **sizes):
     tokenizer = SimpleNamespace(vocab_size=VOCAB, eos_ids=(0,), end_ids=(0,), decode=None)
     half = TOKENS // 2
     task = SimpleNamespace(
+        reward="math",
         processor=None,
         tokenizer=tokenizer,
         row_tokens=TOKENS,

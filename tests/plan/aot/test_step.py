@@ -18,6 +18,7 @@ pytestmark = pytest.mark.aot
 
 LAYERS = 6
 TASK = types.SimpleNamespace(
+    reward="math",
     processor=None,
     tokenizer=types.SimpleNamespace(vocab_size=4096, eos_ids=(0,), end_ids=(0,), decode=None),
     row_tokens=256,
