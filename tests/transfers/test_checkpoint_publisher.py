@@ -84,16 +84,18 @@ def test_only_the_newest_are_kept_and_readers_meet_no_gap(publish, tmp_path):
     readers = [threading.Thread(target=read, args=(f"r{i}",)) for i in range(2)]
     for reader in readers:
         reader.start()
-    for version in range(1, 25):
-        publisher.publish(version, make_params(version))
+    for last in range(1, 500):
+        publisher.publish(last, make_params(last))
+        if last >= 24 and len({*seen}) > 3:  # A fast disk saves many before the first is read.
+            break
     publisher.close()
     stop.set()
     for reader in readers:
         reader.join(30)
     assert errors == []
     assert all(version == count for version, count in seen)
-    assert len({version for version, _ in seen}) > 3
-    assert versions_in(tmp_path)[-3:] == [22, 23, 24]
+    assert len({*seen}) > 3
+    assert versions_in(tmp_path)[-3:] == [last - 2, last - 1, last]
     assert len(versions_in(tmp_path)) <= 5, "a version for each reader at most"
 
 
