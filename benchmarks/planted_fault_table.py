@@ -73,8 +73,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "credit-counts-turns-twice",
         "rl_sync/learning/credit.py",
-        "rest = returns.at_the_end(rewards - given, mask, sequences)",
-        "rest = returns.at_the_end(rewards, mask, sequences)",
+        "rest = rewards - returns.of_turns(turns, mask, 1.0, rewards.size, rows.sequences)",
+        "rest = rewards",
         "Rewards of turns count once more at the end of the trajectory.",
     ),
     Fault(
