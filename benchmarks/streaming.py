@@ -61,6 +61,7 @@ from rl_sync.messages.events import (
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
+from rl_sync.ports.clock_port import SystemClock
 from rl_sync.records.spans import SpanKind, SpanRecorder, sync_kind
 from rl_sync.records.summary import of_kind
 from rl_sync.replay.client import ReplayClient
@@ -168,6 +169,7 @@ class Standing:
     """
 
     leads = True
+    clock = SystemClock()
 
     def __init__(
         self,
@@ -207,6 +209,9 @@ class Standing:
     def showing(self, figures: Callable[[], Any]) -> Iterator[None]:
         del figures
         yield
+
+    def settle(self) -> None:
+        """Ends no preparations: there are none."""
 
     def check(self) -> None:
         if self._state.stopping is not None:
