@@ -200,7 +200,12 @@ class Forward:
     @property
     def settings(self) -> LogprobSettings:
         """The distribution of log-probabilities, and the memory for computing them."""
-        return LogprobSettings(self.temperature, self.logits_bytes, self.repetition_penalty)
+        return LogprobSettings(
+            self.temperature,
+            self.logits_bytes,
+            self.repetition_penalty,
+            self.model.batch_invariant,
+        )
 
     def _logprobs(self, params: Params, hidden: Float[Array, "B T D"], rows: RowInputs) -> Outputs:
         """Computes outputs without values."""

@@ -7,7 +7,7 @@ share a kv head, H head dim, L layers, C slots of a page.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -18,7 +18,18 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from rl_sync.models.balance import cut_of, ordered, put_in_order, shards_of
-from rl_sync.models.blocks import QKV, AskingTokens, Tokens, as_tokens, attend_by_blocks, visible
+from rl_sync.models.blocks import (
+    MASKED,
+    QKV,
+    AskingTokens,
+    BlockCall,
+    Tokens,
+    as_tokens,
+    attend_by_blocks,
+    nothing_seen,
+    visible,
+    with_keys,
+)
 from rl_sync.models.cache import (
     CacheSlots,
     KVCache,
@@ -38,6 +49,7 @@ from rl_sync.models.flash import (
     attend_to_rows,
     kernel_for,
 )
+from rl_sync.models.invariant import KEYS
 from rl_sync.models.layers import (
     Adapter,
     Kernel,
@@ -65,7 +77,6 @@ from rl_sync.models.sharding import GROUP, HEADS, constrain, cuts_positions, in_
 from rl_sync.models.shards import Cut, on_shards
 from rl_sync.models.slot_shares import PartialAttention, combined, positions_of, shares
 
-_MASKED = -1e30
 _QUERIES = ("batch", "length", "kv", HEADS)
 _KEYS = ("batch", "length", "kv")
 _ASKING = ("batch", "length")
@@ -168,7 +179,7 @@ class Attention(nn.Module):
             attended = attend_cached(
                 config, queries, fresh, layer=layer, context=context, span=self.span
             )
-        y = project(attended, out, inputs=3)
+        y = project(config, attended, out, inputs=3)
         if config.lora:
             adapter = Adapter(config, {"o": ((D,), ("embed",))}, inputs=3, name="out_lora")
             y = y + adapter(attended)["o"]
@@ -183,7 +194,7 @@ class Attention(nn.Module):
         def project_by(
             weights: Kernel, bias: Array | None, *, targets: tuple[LoraTarget, ...]
         ) -> Array:
-            y = project(x, weights)
+            y = project(config, x, weights)
             if bias is not None:
                 y = y + bias.astype(x.dtype)
             return y + jnp.concatenate([deltas[of] for of in targets], axis=-2) if deltas else y
@@ -257,7 +268,7 @@ def attend(
         both_ways=context.ends is not None,
     )
     kernel = kernel_for(config, call)
-    if kernel and not cuts_positions():
+    if kernel and not cuts_positions() and not config.batch_invariant:
         by_kernel = attend_by(kernel, config, call)
         run = on_shards(by_kernel, _QUERIES, _KEYS, _KEYS, _TOKENS, ())
         return run(*qkv, context.segments, layer.slides)
@@ -267,6 +278,7 @@ def attend(
     tokens = Tokens(positions, context.segments, context.prompts, context.ends)
     if (
         config.attention == "blocks"
+        or config.batch_invariant
         or cuts_positions()
         or (config.attention == "auto" and platform() != "cpu")
     ):
@@ -330,8 +342,11 @@ class _RowAttention(NamedTuple):
         qkv, both = QKV(queries, keys, values), AskingTokens(asking, asked, indices[0], window)
         if balanced and splash and queries.shape[1] // 2 >= SHORTEST_ROW:
             return attend_to_rows(config, splash, qkv, both, slides)
-        dense = functools.partial(_attend_all, config)
-        return attend_by_blocks(dense, config.attention_scale, 2 if balanced else 1, qkv, both)
+        dense, keys_at_once = functools.partial(_attend_all, config), 0
+        if config.batch_invariant:  # As from the cache: in float32, by as many keys at once.
+            qkv, keys_at_once = QKV(*(x.astype(jnp.float32) for x in qkv)), KEYS
+        call = BlockCall(config.attention_scale, 2 if balanced else 1, keys_at_once)
+        return attend_by_blocks(dense, call, qkv, both).astype(queries.dtype)
 
 
 def _gathered(x: Float[Array, "B T K H"], cut: tuple[str, ...]) -> Float[Array, "B S K H"]:
@@ -357,7 +372,7 @@ def _attend_all(
     B, T, K, N, H = queries.shape
     rows = (queries * config.attention_scale).transpose(0, 2, 3, 1, 4).reshape(B, K, N * T, H)
     scores = jnp.matmul(rows, keys.transpose(0, 2, 3, 1), preferred_element_type=jnp.float32)
-    scores = scores.reshape(B, K, N, T, -1) + jnp.where(visible, 0.0, _MASKED)[:, None, None]
+    scores = scores.reshape(B, K, N, T, -1) + jnp.where(visible, 0.0, MASKED)[:, None, None]
     weights = jax.nn.softmax(scores, axis=-1).reshape(B, K, N * T, -1)
     mixed = jnp.matmul(weights.astype(values.dtype), values.transpose(0, 2, 1, 3))
     return mixed.reshape(B, K, N, T, H).transpose(0, 3, 1, 2, 4)
@@ -443,7 +458,7 @@ class _CacheAttention(NamedTuple):
                 keys, values = read_span(cache, layer, span)
             seen = visible(jnp.arange(span))[:, None]
             return _attend_all(config, QKV(queries, keys, values), seen)
-        page_tokens = _page_slots(cache) * shares()
+        page_tokens = self._slots_at_once(cache) * shares()
         first = jnp.maximum(positions.min() - window + 1, 0) // page_tokens
         last = jnp.minimum(positions.max(), span - 1) // page_tokens
         mixed = self._to_pages(query, cache, layer, visible, (first, last))
@@ -478,17 +493,32 @@ class _CacheAttention(NamedTuple):
         Args:
           pages: numbers of the first and the last page that some row's window needs.
         """
-        slots = _page_slots(cache)
-
-        def read(number: Int[Array, ""]) -> tuple[CacheSlots, Bool[Array, "B C"]]:
-            if isinstance(cache, PagedCache):
-                page = read_row_page(cache, layer, number)
-            else:
-                page = read_page(cache, layer, number)
-            return page, sees(positions_of(number * slots + jnp.arange(slots)))
-
+        slots, one_page = self._slots_at_once(cache), _page_slots(cache)
+        times = max(1, slots // one_page)
         query = query.astype(jnp.float32) * self.config.attention_scale
-        return combined(_attend_by_pages(query, read, *pages), self.own_heads)
+
+        def add(number: Int[Array, ""], seen: PartialAttention) -> PartialAttention:
+            some = [read(number * times + i) for i in range(times)]
+            keys = _joined([page.keys for page in some], 3, slots)
+            values = _joined([page.values for page in some], 2, slots)
+            visible = sees(positions_of(number * slots + jnp.arange(slots)))
+            scores = jnp.einsum("BKNH,BKHC->BKNC", query, keys)
+            scores = jnp.where(visible[:, None, None], scores, MASKED)
+            return with_keys(seen, scores, values, self.config.batch_invariant)
+
+        def read(number: Int[Array, ""]) -> CacheSlots:
+            if isinstance(cache, PagedCache):
+                return read_row_page(cache, layer, number)
+            return read_page(cache, layer, number)
+
+        first, last = pages
+        seen = jax.lax.fori_loop(first, last + 1, add, nothing_seen(query))
+        return combined(seen, self.own_heads)
+
+    def _slots_at_once(self, cache: AnyCache) -> int:
+        """Returns the number of slots of a device that are read at once."""
+        own = _page_slots(cache)
+        return max(own, KEYS) if self.config.batch_invariant else own
 
 
 def _page_slots(cache: AnyCache) -> int:
@@ -497,29 +527,11 @@ def _page_slots(cache: AnyCache) -> int:
     return cache.values.shape[-2]
 
 
-def _attend_by_pages(
-    query: Float[Array, "B K N H"],
-    read: Callable[[Int[Array, ""]], tuple[CacheSlots, Bool[Array, "B C"]]],
-    first: Int[Array, ""],
-    last: Int[Array, ""],
-) -> PartialAttention:
-    """Attends page by page, with a softmax that is updated for each page (Online normalizer
-    calculation for softmax, arXiv:1805.02867, algorithm 3).
-    """
-
-    def add(number: Int[Array, ""], seen: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        highest, total, mixed = seen
-        page, visible = read(number)
-        scores = jnp.einsum("BKNH,BKHC->BKNC", query, page.keys.astype(jnp.float32))
-        scores = jnp.where(visible[:, None, None], scores, _MASKED)
-        higher = jnp.maximum(highest, scores.max(axis=-1))
-        weights, shrunk = jnp.exp(scores - higher[..., None]), jnp.exp(highest - higher)
-        fresh = jnp.einsum("BKNC,BKCH->BKNH", weights, page.values.astype(jnp.float32))
-        return higher, total * shrunk + weights.sum(axis=-1), mixed * shrunk[..., None] + fresh
-
-    nothing = jnp.zeros(query.shape[:-1])
-    start = (nothing + _MASKED, nothing, jnp.zeros(query.shape))
-    return PartialAttention(*jax.lax.fori_loop(first, last + 1, add, start))
+def _joined(pages: Sequence[Array], axis: int, slots: int) -> Array:
+    """Joins pages along the axis of their slots, in float32, with 0 in slots that are missing."""
+    x = pages[0] if len(pages) == 1 else jnp.concatenate(pages, axis)
+    more = [(0, slots - x.shape[axis] if axis == each else 0) for each in range(x.ndim)]
+    return jnp.pad(x.astype(jnp.float32), more)
 
 
 def _dot_product(config: ModelConfig) -> bool:

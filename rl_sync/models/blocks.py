@@ -21,7 +21,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-_MASKED = -1e30
+from rl_sync.models import invariant
+from rl_sync.models.slot_shares import PartialAttention
+
+MASKED = -1e30
+"""Score of a key that is not seen."""
 _SCORES_BYTES = 64 << 20
 _TILE = 8  # A block is a multiple of a tile.
 
@@ -141,10 +145,62 @@ class AskingTokens(NamedTuple):
     window: Int[Array, ""]
 
 
+def nothing_seen(queries: Float[Array, "B K R H"]) -> PartialAttention:
+    """Returns the attention to no keys."""
+    nothing = jnp.zeros(queries.shape[:-1])
+    return PartialAttention(nothing + MASKED, nothing, jnp.zeros(queries.shape))
+
+
+def with_keys(
+    seen: PartialAttention,
+    scores: Float[Array, "B K R C"],
+    values: Float[Array, "B K C H"],
+    batch_invariant: bool,
+) -> PartialAttention:
+    """Adds a block of keys to the attention to earlier ones (Online normalizer calculation for
+    softmax, arXiv:1805.02867, algorithm 3).
+
+    Args:
+      scores: float32, `MASKED` where a key is not seen.
+      batch_invariant: see `ModelConfig`.
+    """
+    higher = jnp.maximum(seen.highest, scores.max(axis=-1))
+    # Where nothing was visible yet, the sums so far are multiplied by 0 later.
+    weights, shrunk = jnp.exp(scores - higher[..., None]), jnp.exp(seen.highest - higher)
+    if batch_invariant:
+        fresh = invariant.mixed(weights, values)
+        total = invariant.total(jax.lax.optimization_barrier(weights))
+    else:
+        fresh = jnp.einsum(
+            "BKRC,BKCH->BKRH",
+            weights.astype(values.dtype),
+            values,
+            preferred_element_type=jnp.float32,
+        )
+        total = weights.sum(axis=-1)
+    return PartialAttention(
+        higher, seen.total * shrunk + total, seen.mixed * shrunk[..., None] + fresh
+    )
+
+
+class BlockCall(NamedTuple):
+    """Properties of a call.
+
+    Attributes:
+      scale: factor of scores.
+      runs: number of runs of equal length that the queries consist of, each of consecutive tokens.
+      keys: number of keys of a block; 0 for the largest number that memory allows. With a number,
+        results do not depend on other rows, or on the length of rows, to the bit; see `invariant`.
+    """
+
+    scale: float
+    runs: int = 1
+    keys: int = 0
+
+
 def attend_by_blocks(
     attend: Callable[[QKV, Bool[Array, "B T S"]], Array],
-    scale: float,
-    runs: int,
+    call: BlockCall,
     qkv: QKV,
     tokens: AskingTokens,
 ) -> Float[Array, "B T K N H"]:
@@ -152,15 +208,16 @@ def attend_by_blocks(
 
     Args:
       attend: attends from all queries to all keys under a mask, if there is only one block.
-      scale: factor of scores.
-      runs: number of runs of equal length that the queries consist of, each of consecutive tokens.
       qkv: queries, and keys and values in the order of rows.
     """
+    runs = call.runs
     queries, keys, values = qkv
     asking, asked, indices, window = tokens
     B, T, K, N, _ = queries.shape
     sizes = BlockSizes.of(B * K * N, T // runs, keys.shape[1])
-    if 4 * B * K * N * T * keys.shape[1] <= _SCORES_BYTES:
+    if call.keys:
+        sizes = sizes._replace(key_blocks=-(-keys.shape[1] // call.keys), keys=call.keys)
+    elif 4 * B * K * N * T * keys.shape[1] <= _SCORES_BYTES:
         return attend(qkv, visible(asking, asked, window))
     run, more = T // runs, sizes.query_blocks * sizes.queries - T // runs
 
@@ -192,7 +249,7 @@ def attend_by_blocks(
     rows = cut(queries).transpose(0, 1, 3, 4, 2, 5)
     rows = rows.reshape(*rows.shape[:3], -1, rows.shape[-1])
     by_head = QKV(rows, *(padded(x.swapaxes(1, 2), 2) for x in (keys, values)))
-    mixed = _attend(scale, sizes.keys, by_head, blocks)
+    mixed = _attend(call, sizes.keys, by_head, blocks)
     mixed = mixed.reshape(*mixed.shape[:3], N, sizes.queries, -1).transpose(0, 1, 4, 2, 3, 5)
     return join(mixed)
 
@@ -233,7 +290,7 @@ class _QueryBlock(NamedTuple):
         seen = (seen & _or_of_tile(order >= 0, self.here, there))[:, None, None]
         B, K, R, C = scores.shape
         apart = scores.reshape(B, K, -1, *seen.shape[-2:])
-        return jnp.where(seen, apart, _MASKED).reshape(B, K, R, C)
+        return jnp.where(seen, apart, MASKED).reshape(B, K, R, C)
 
 
 def _scaled(scale: float, rows: Array) -> Array:
@@ -246,7 +303,7 @@ _Kept = tuple[Array, Array, Array, _Blocks, Array, Array]
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _attend(
-    scale: float,
+    call: BlockCall,
     block: int,
     by_head: QKV,
     blocks: _Blocks,
@@ -256,35 +313,23 @@ def _attend(
     Args:
       by_head: queries [blocks, B, K, R, H], and keys and values [B, K, S, H].
     """
-    return _forward(scale, block, by_head, blocks)[0]
+    return _forward(call, block, by_head, blocks)[0]
 
 
-def _forward(scale: float, block: int, by_head: QKV, blocks: _Blocks) -> tuple[Array, _Kept]:
+def _forward(call: BlockCall, block: int, by_head: QKV, blocks: _Blocks) -> tuple[Array, _Kept]:
     rows, keys, values = by_head
 
     def attended(part: tuple[Array, Tokens, Array]) -> tuple[Array, Array]:
         own, here, indices = part
-        own = _scaled(scale, own)
+        own = _scaled(call.scale, own)
         own_block = _QueryBlock(here, blocks.asked, indices, blocks.window, block)
 
-        def add(number: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            highest, total, mixed = state
-            scores = own_block.scores(own, keys, number)
-            higher = jnp.maximum(highest, scores.max(axis=-1))
-            # Where nothing was visible yet, the sums so far are multiplied by 0 later.
-            weights, shrunk = jnp.exp(scores - higher[..., None]), jnp.exp(highest - higher)
-            fresh = jnp.einsum(
-                "BKRC,BKCH->BKRH",
-                weights.astype(values.dtype),
-                own_block.slice(values, number, 2),
-                preferred_element_type=jnp.float32,
-            )
-            total = total * shrunk + weights.sum(axis=-1)
-            return higher, total, mixed * shrunk[..., None] + fresh
+        def add(number: Array, seen: PartialAttention) -> PartialAttention:
+            scores, some = own_block.scores(own, keys, number), own_block.slice(values, number, 2)
+            return with_keys(seen, scores, some, call.keys > 0)
 
-        nothing = jnp.zeros(own.shape[:-1])
-        start = (nothing + _MASKED, nothing, jnp.zeros(own.shape))
-        highest, total, mixed = jax.lax.fori_loop(*own_block.reached(), add, start)
+        reach = own_block.reached()
+        highest, total, mixed = jax.lax.fori_loop(*reach, add, nothing_seen(own))
         return (mixed / total[..., None]).astype(own.dtype), highest + jnp.log(total)
 
     mixed, log_totals = jax.lax.map(attended, (rows, blocks.asking, blocks.indices))
@@ -292,7 +337,7 @@ def _forward(scale: float, block: int, by_head: QKV, blocks: _Blocks) -> tuple[A
 
 
 def _backward(
-    scale: float, block: int, kept: _Kept, gradient: Float[Array, "blocks B K R H"]
+    call: BlockCall, block: int, kept: _Kept, gradient: Float[Array, "blocks B K R H"]
 ) -> tuple[QKV, None]:
     rows, keys, values, blocks, mixed, log_totals = kept
     dtype = keys.dtype
@@ -301,7 +346,7 @@ def _backward(
         sums: tuple[Array, Array], part: tuple[Array, Tokens, Array, Array, Array, Array]
     ) -> tuple[tuple[Array, Array], Array]:
         own, here, indices, mixed, log_total, of_mixed = part
-        own = _scaled(scale, own)
+        own = _scaled(call.scale, own)
         own_block = _QueryBlock(here, blocks.asked, indices, blocks.window, block)
         of_total = jnp.sum(of_mixed.astype(jnp.float32) * mixed, axis=-1)
 
@@ -326,7 +371,7 @@ def _backward(
 
         start = (jnp.zeros(own.shape), *sums)
         of_own, *found = jax.lax.fori_loop(*own_block.reached(), add, start)
-        return (found[0], found[1]), _scaled(scale, of_own).astype(own.dtype)
+        return (found[0], found[1]), _scaled(call.scale, of_own).astype(own.dtype)
 
     parts = (rows, blocks.asking, blocks.indices, mixed, log_totals, gradient)
     # Sums over blocks are in float32.

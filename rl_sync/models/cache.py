@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rl_sync.models.config import ModelConfig
+from rl_sync.models.invariant import KEYS
 from rl_sync.models.lines import in_lines, line_shape, lines_of, write_token
 from rl_sync.models.platform import platform
 from rl_sync.models.sharding import SLOTS
@@ -230,5 +231,6 @@ def read_span(
 
 def _paging(config: ModelConfig, length: int) -> tuple[int, int]:
     """Returns the number of pages, and the number of slots of each."""
-    slots = evenly(min(length, _PAGE_SLOTS) if reads_by_pages(config) else length)
+    most = KEYS if config.batch_invariant else _PAGE_SLOTS  # As many are read at once.
+    slots = evenly(min(length, most) if reads_by_pages(config) else length)
     return -(-length // slots), slots

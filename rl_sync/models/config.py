@@ -144,6 +144,9 @@ class ModelConfig:
         of queries and keys at a time; `splash`, `cudnn` or `triton` for a kernel of
         `rl_sync.models.flash`. `auto` is `einsum` on CPUs; elsewhere it is a kernel that supports
         the call, or `blocks` if none does.
+      batch_invariant: whether a token's results have the same bits whatever is computed beside it,
+        and whether it is decoded or scored; see `rl_sync.models.invariant`.
+
     Raises:
       ValueError: a size is not positive, or values contradict each other.
     """
@@ -178,6 +181,7 @@ class ModelConfig:
     dtype: str = "float32"
     remat: Remat = "none"
     attention: AttentionPath = "auto"
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "embed_dim", "num_layers", "num_heads", "num_kv_heads"):
@@ -206,6 +210,12 @@ class ModelConfig:
             raise ValueError(
                 f"model.vision.token_id={self.vision.token_id} must be below model.vocab_size="
                 f"{self.vocab_size}: images' tokens are tokens like others."
+            )
+        if self.batch_invariant and (self.experts or self.attention != "auto"):
+            raise ValueError(
+                "model.batch_invariant=true is for models without experts, with"
+                " model.attention=auto: leave it out, or use rollout.score=trainer, which takes the"
+                " gap out of the ratios."
             )
         if self.experts and self.lora and set(self.lora.targets) & set(_MLP_TARGETS):
             raise ValueError(

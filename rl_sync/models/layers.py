@@ -5,6 +5,7 @@ Letters in shapes: B rows, T positions, D embed, F mlp, R rank of an adapter, H 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import Any, NamedTuple, cast
@@ -18,7 +19,9 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from rl_sync.models import invariant
 from rl_sync.models.config import LoraTarget, ModelConfig, RopeScaling
+from rl_sync.models.invariant import sharing
 from rl_sync.models.sharding import laid_out
 from rl_sync.models.shards import as_stored
 
@@ -117,7 +120,12 @@ class RMSNorm(nn.Module):
         start = initializers.constant(1.0 - offset)
         scale = param(self, "scale", start, (x.shape[-1],), (self.axis,))
         wide = x.astype(jnp.float32)
-        mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+        square = jnp.square(wide)
+        if self.config.batch_invariant:
+            scale = scale.astype(x.dtype)  # As explorers get it.
+            mean_square = invariant.total(square, sharing(x))[..., None] / x.shape[-1]
+        else:
+            mean_square = jnp.mean(square, axis=-1, keepdims=True)
         normed = wide * jax.lax.rsqrt(mean_square + self.config.norm_eps)
         return (normed * (scale.astype(jnp.float32) + offset)).astype(x.dtype)
 
@@ -151,13 +159,24 @@ class Adapter(nn.Module):
             down = param(self, f"{target}_a", fan_in(width), (width, lora.rank), (None, None))
             up_shape, up_axes = (lora.rank, *shape), (None, *axes)
             up = param(self, f"{target}_b", initializers.zeros, up_shape, up_axes)
-            low = flat @ down.astype(x.dtype)
-            full = low @ up.astype(x.dtype).reshape(lora.rank, outputs)
-            deltas[target] = lora.scale * full.reshape(*rows, *shape)
+            low = multiplied(self.config, flat, down.astype(x.dtype))
+            wide = multiplied(self.config, low, up.astype(x.dtype).reshape(lora.rank, outputs))
+            deltas[target] = lora.scale * wide.reshape(*rows, *shape)
         return deltas
 
 
-def project(x: Float[Array, "B T ..."], kernel: Kernel, inputs: int = 1) -> Float[Array, "B T ..."]:
+def multiplied(
+    config: ModelConfig, x: Float[Array, "B T D"], matrix: Float[Array, "D F"]
+) -> Float[Array, "B T F"]:
+    """Multiplies each position by a matrix."""
+    if not config.batch_invariant:
+        return x @ matrix
+    return invariant.by_many_rows(lambda x: x @ matrix, x, invariant.LEAST_ROWS, sharing(x))
+
+
+def project(
+    config: ModelConfig, x: Float[Array, "B T ..."], kernel: Kernel, inputs: int = 1
+) -> Float[Array, "B T ..."]:
     """Multiplies x by a kernel; sums over the last `inputs` axes of x and the first of the kernel.
 
     The product is one of two matrices: with more axes XLA transposes whole activations on CPUs,
@@ -168,6 +187,10 @@ def project(x: Float[Array, "B T ..."], kernel: Kernel, inputs: int = 1) -> Floa
     their dtype before the product, which XLA can do inside it, without an array of the kernel in
     16 bits.
     """
+    if config.batch_invariant:
+        plain, devices = dataclasses.replace(config, batch_invariant=False), sharing(x)
+        function = functools.partial(project, plain, kernel=kernel, inputs=inputs)
+        return invariant.by_many_rows(function, x, invariant.LEAST_ROWS, devices)
     if isinstance(kernel, ScaledKernel):
         product = _product(x, kernel.numbers, inputs, jnp.float32)
         return (product * kernel.scale.reshape(product.shape[2:])).astype(x.dtype)
@@ -222,14 +245,14 @@ class GatedMLP(nn.Module):
             # Otherwise XLA wants the kernels of all layers with the axis of gate and up in front,
             # and a loop of decode steps starts by copying them.
             gate_up = as_stored(gate_up, *axes)
-        both = project(x, gate_up)
+        both = project(config, x, gate_up)
         if config.lora:
             targets: dict[LoraTarget, tuple[tuple[int, ...], tuple[str | None, ...]]]
             targets = {"gate": ((F,), ("mlp",)), "up": ((F,), ("mlp",))}
             deltas = Adapter(config, targets, name="gate_up_lora")(x)
             both = both + jnp.stack([deltas["gate"], deltas["up"]], axis=2)
         hidden = _gated(config.activation, both)
-        out = project(hidden, down)
+        out = project(config, hidden, down)
         if config.lora:
             out = (
                 out

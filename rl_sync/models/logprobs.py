@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from rl_sync.models import invariant
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.platform import platform
 from rl_sync.models.sharding import cuts_positions, laid_out
@@ -22,7 +23,12 @@ from rl_sync.models.token_sets import (
     TokenSets,
     changed_logits,
 )
-from rl_sync.models.transformer import hidden_states, output_projection, projected
+from rl_sync.models.transformer import (
+    hidden_states,
+    output_projection,
+    projected,
+    projected_steadily,
+)
 from rl_sync.models.vocabulary.lookup import lookup
 from rl_sync.models.vocabulary.vocabulary_blocks import block_logprobs
 from rl_sync.types import Params
@@ -48,7 +54,8 @@ def token_logprobs(
     """
     hidden = hidden_states(config, params, tokens)
     kernel = output_projection(config, params)
-    return hidden_logprobs(kernel, hidden, tokens, LogprobSettings(temperature, logits_bytes))
+    settings = LogprobSettings(temperature, logits_bytes, batch_invariant=config.batch_invariant)
+    return hidden_logprobs(kernel, hidden, tokens, settings)
 
 
 def hidden_logprobs(
@@ -94,7 +101,8 @@ def next_logprobs(
     chunk = max(1, settings.logits_bytes // (4 * B * kernel.shape[0]))
     # Each chunk adds to the gradient of the whole matrix, which takes long on accelerators. Blocks
     # add to that of the hidden states, which is smaller.
-    if laid_out() or (chunk < T and platform() != "cpu"):
+    blocks = laid_out() or (chunk < T and platform() != "cpu")
+    if blocks and not settings.batch_invariant:
         return block_logprobs(kernel, hidden, targets, settings, sets)
     compute = functools.partial(_logprobs_and_entropy, kernel, settings)
     given = hidden, targets, sets
@@ -167,12 +175,17 @@ def _logprobs_and_entropy(
     sets: TokenSets,
 ) -> tuple[Float[Array, "B C"], Float[Array, "B C"]]:
     ids = jnp.arange(kernel.shape[0])
-    scaled = changed_logits(projected(kernel, hidden), sets, ids, settings)
-    log_total = jax.nn.logsumexp(scaled, axis=-1)
+    project = projected_steadily if settings.batch_invariant else projected
+    scaled = changed_logits(project(kernel, hidden), sets, ids, settings)
     chosen = jnp.take_along_axis(scaled, targets[..., None], axis=-1)[..., 0]
+    if settings.batch_invariant:
+        logprobs, log_total = invariant.chosen_logprobs(scaled, chosen, invariant.sharing(scaled))
+    else:
+        log_total = jax.nn.logsumexp(scaled, axis=-1)
+        logprobs = chosen - log_total
     # H = log Σ exp(s) − Σ p·s, for scaled logits s
     mean = jnp.sum(jnp.exp(scaled - log_total[..., None]) * scaled, axis=-1)
-    return chosen - log_total, log_total - mean
+    return logprobs, log_total - mean
 
 
 def _by_chunks(

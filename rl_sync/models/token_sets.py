@@ -59,6 +59,7 @@ class LogprobSettings(NamedTuple):
     temperature: float = 1.0
     logits_bytes: int = LOGITS_BYTES
     repetition_penalty: float = 1.0
+    batch_invariant: bool = False
 
 
 def packed(members: Bool[Array, "B V"]) -> UInt32[Array, "B W"]:

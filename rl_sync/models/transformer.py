@@ -24,6 +24,7 @@ import numpy as np
 from jax.nn import initializers
 from jaxtyping import Array, Float, Int, UInt
 
+from rl_sync.models import invariant
 from rl_sync.models.attention import Attention, AttentionLayer, Context
 from rl_sync.models.balance import (
     balance,
@@ -383,7 +384,19 @@ def logits(
     config: ModelConfig, params: Params, hidden: Float[Array, "... D"]
 ) -> Float[Array, "... V"]:
     """Computes float32 next-token logits from hidden states."""
-    return projected(output_projection(config, params), hidden)
+    kernel = output_projection(config, params)
+    if not config.batch_invariant:
+        return projected(kernel, hidden)
+    rows = hidden.reshape(len(hidden), -1, hidden.shape[-1])
+    return projected_steadily(kernel, rows).reshape(*hidden.shape[:-1], -1)
+
+
+def projected_steadily(
+    kernel: Float[Array, "V D"], hidden: Float[Array, "B T D"]
+) -> Float[Array, "B T V"]:
+    """Computes `projected` with the same bits for any number of rows."""
+    function = functools.partial(projected, kernel)
+    return invariant.by_many_rows(function, hidden, invariant.LEAST_ROWS, invariant.sharing(hidden))
 
 
 def projected(kernel: Float[Array, "V D"], hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:

@@ -34,6 +34,7 @@ _CURVES = (
     "completion_tokens_mean",
     "truncated_fraction",
     "logprob_gap",
+    "mismatch",
 )
 _EXAMPLE_STEPS = 4
 

@@ -16,6 +16,7 @@ import numpy as np
 from jax.extend.random import threefry_2x32
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from rl_sync.models.invariant import chosen_logprobs
 from rl_sync.types import as_input
 
 EXCLUDED = -jnp.inf
@@ -221,21 +222,19 @@ def adjusted_logits(
     return where_asked(changes.truncates, drawing & truncated, _truncate, logits)
 
 
-def whole_logprobs(
-    logits: Float[Array, "B V"],
-    choice: SamplingParams,
-    history: RowHistory,
-    changes: LogitsProcessors,
-    tokens: Int[Array, " B"],
+def drawn_logprobs(
+    logits: Float[Array, "B V"], tokens: Int[Array, " B"], batch_invariant: bool
 ) -> Float[Array, " B"]:
-    """Computes the log-probabilities of sampled tokens as if no token were excluded.
+    """Computes the log-probabilities of sampled tokens under logits as they are sampled from.
 
-    They are 0 in greedy rows.
+    Args:
+      batch_invariant: see `ModelConfig`.
     """
-    changes = changes._replace(goes_on=False, truncates=False)
-    logprobs = jax.nn.log_softmax(adjusted_logits(logits, choice, history, changes), axis=-1)
-    drawn = jnp.take_along_axis(logprobs, tokens[:, None], axis=-1)[:, 0]
-    return jnp.where(choice.greedy, 0.0, drawn)
+    if batch_invariant:
+        chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)
+        return chosen_logprobs(logits[:, None], chosen)[0][:, 0]
+    logprobs = jax.nn.log_softmax(logits, axis=-1)
+    return jnp.take_along_axis(logprobs, tokens[:, None], axis=-1)[:, 0]
 
 
 def _penalize(

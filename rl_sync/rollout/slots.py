@@ -52,9 +52,9 @@ from rl_sync.rollout.sampling import (
     SamplingParams,
     adjusted_logits,
     draw,
+    drawn_logprobs,
     knobs,
     uniforms,
-    whole_logprobs,
 )
 from rl_sync.sampling_masks import word_count
 from rl_sync.token_records import NEVER, SamplerShape
@@ -334,7 +334,7 @@ def _step(
     draws = live & (generated >= 0)
     never = config.vision.token_id if config.vision else None
     drawn, logprobs, kept, sampler = by_rows(
-        functools.partial(_sampled, program, never),
+        functools.partial(_sampled, program, never, config.batch_invariant),
         transformer.logits(config, params, hidden),
         ("batch", "vocab"),
         rows.choice,
@@ -385,6 +385,7 @@ def _no_outcomes(shape: SamplerShape, *tokens: int) -> SamplerOutcomes:
 def _sampled(
     program: ChunkProgram,
     never: int | None,
+    batch_invariant: bool,
     logits: Float[Array, "B V"],
     choice: SamplingParams,
     history: RowHistory,
@@ -396,6 +397,7 @@ def _sampled(
 
     Args:
       never: a token that is never sampled.
+      batch_invariant: see `ModelConfig`.
 
     Returns:
       The tokens, their log-probabilities, the sets of possible tokens, and the distributions.
@@ -405,8 +407,13 @@ def _sampled(
     if never is not None:
         adjusted = adjusted.at[:, never].set(EXCLUDED)
     drawn, logprobs = draw(uniforms(keys, history.generated), adjusted, choice.greedy)
+    counted = adjusted
     if (changes.whole and changes.excludes) or (never is not None and not changes.masks):
-        logprobs = whole_logprobs(logits, choice, history, changes, drawn)
+        changes_of_all = changes._replace(goes_on=False, truncates=False)
+        counted = adjusted_logits(logits, choice, history, changes_of_all)
+    if counted is not adjusted or batch_invariant:
+        found = drawn_logprobs(counted, drawn, batch_invariant)
+        logprobs = jnp.where(choice.greedy, logprobs, found)
     kept = packed(adjusted > EXCLUDED) if changes.masks else None
     sampler = distribution(adjusted, program.sampler.best) if program.sampler else None
     return drawn, logprobs, kept, sampler

@@ -161,8 +161,8 @@ class ModelSettings:
     path: str | None = setting(
         None,
         "Hugging Face checkpoint that the run starts from: its directory, or a hub name in the"
-        " local cache. Of the other settings here only `dtype`, `remat`, `attention` and `lora`"
-        " then count.",
+        " local cache. Of the other settings here only `dtype`, `remat`, `attention`,"
+        " `batch_invariant` and `lora` then count.",
         implied="a random start",
         is_path=True,
     )
@@ -196,6 +196,12 @@ class ModelSettings:
         " rows allow, `einsum` or `dot_product` with all scores at once, `blocks` with those of a"
         " block of queries at a time, or a kernel (`splash` on TPUs, `cudnn` or `triton` on GPUs).",
         choices=get_args(AttentionPath),
+        free="always",
+    )
+    batch_invariant: bool = setting(
+        False,
+        "Gives explorers and trainer the same logprobs of a token to the bit, on CPUs, for models"
+        " without experts: sums are in an order that does not depend on what else is computed.",
         free="always",
     )
     experts: ExpertSettings = section(ExpertSettings, "Mixture of experts.")

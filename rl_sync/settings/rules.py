@@ -1052,6 +1052,27 @@ RULES: dict[str, Rule] = {
         f"rollout.progress_tokens={s.rollout.progress_tokens} does not keep the experts that"
         " rollout.routing_replay=True records: set one of them to its default.",
     ),
+    "model.batch_invariant, trainer.batching": lambda s: require(
+        not s.model.batch_invariant or (s.trainer.batching != "shared" and not s.has_segments),
+        "model.batch_invariant=true wants each trajectory as one sequence of its own: not with"
+        " trainer.batching=shared (use packed), and not with episodes of several segments.",
+    ),
+    "model.batch_invariant, model.lora.rank, explorer.dtype": lambda s: require(
+        not s.model.batch_invariant
+        or (
+            s.quantization is None and not s.model.lora.rank and s.explorer_dtype == s.compute_dtype
+        ),
+        "model.batch_invariant=true wants the same weights in explorers and trainer: not with"
+        " explorer.quantization, not with adapters (model.lora.rank), which explorers merge into"
+        " the kernels, and explorer.dtype must be that of the trainer.",
+    ),
+    "model.batch_invariant, explorer.mesh, trainer.mesh": lambda s: require(
+        not s.model.batch_invariant
+        or s.trainer.mesh.tensor == s.explorer.mesh.tensor == s.explorer.mesh.context == 1,
+        "model.batch_invariant=true does not hold where devices add up parts of a sum: use meshes"
+        " of data and fsdp (the trainer's may also have context), with tensor=1, and context=1 for"
+        " explorers.",
+    ),
     "rollout.routing_replay, model.experts": lambda s: require(
         not s.rollout.routing_replay
         or s.model.config(vocab_size=1, max_length=1).experts is not None,

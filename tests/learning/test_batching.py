@@ -56,6 +56,18 @@ def test_packed_trajectories_stay_within_their_rows_and_do_not_overlap(lengths):
     assert row.max() < len(lengths)
 
 
+def test_packed_trajectories_begin_at_multiples_of_an_alignment():
+    group = _group([5, 3, 8, 4])
+    batch = Batching("packed", 4, T, 1, 0, aligned=4).batch([group])
+    numbers = np.asarray(batch.rows.packing.trajectories)
+    tokens = np.asarray(batch.rows.tokens)
+    for number in range(4):
+        row, place = np.nonzero(numbers == number)
+        assert place[0] % 4 == 0
+        np.testing.assert_array_equal(tokens[row, place], group.tokens[number][: len(place)])
+        assert len(place) == (5, 3, 8, 4)[number]
+
+
 def test_a_batch_says_what_was_cut_where_tokens_do_not():
     group = dataclasses.replace(_group([4, 5]), truncated=np.array([False, True]))
     says = Batching("packed", 4, T, 1, 0, with_truncated=True)

@@ -790,6 +790,37 @@ EXAMPLES = {
             "progress_tokens=64 does not keep the experts",
         ),
     ],
+    "model.batch_invariant, trainer.batching": [
+        (
+            {"model__batch_invariant": True, "trainer__batching": "shared"},
+            "trainer.batching=shared (use packed)",
+        ),
+        (
+            {"model__batch_invariant": True, "environment__name": "agent"},
+            "not with episodes of several segments",
+        ),
+    ],
+    "model.batch_invariant, model.lora.rank, explorer.dtype": [
+        ({"model__batch_invariant": True, "model__lora__rank": 4}, "not with adapters"),
+        (
+            {"model__batch_invariant": True, "explorer__dtype": "bfloat16"},
+            "explorer.dtype must be that of the trainer",
+        ),
+        (
+            {"model__batch_invariant": True, "explorer__quantization": "int8"},
+            "not with explorer.quantization",
+        ),
+    ],
+    "model.batch_invariant, explorer.mesh, trainer.mesh": [
+        (
+            {"model__batch_invariant": True, "trainer__mesh__tensor": 2},
+            "use meshes of data and fsdp",
+        ),
+        (
+            {"model__batch_invariant": True, "explorer__mesh__context": 2},
+            "context=1 for explorers",
+        ),
+    ],
     "rollout.routing_replay, model.experts": [
         ({"rollout__routing_replay": True}, "use a model with a mixture of experts"),
     ],

@@ -99,6 +99,7 @@ class Batching:
         trajectory; none in batches without roles.
       served_best: number of best tokens that a served teacher names at each token; 0 if it gives
         the log-probability of the token itself, None without such a teacher.
+      aligned: `packed` trajectories begin at multiples of it.
     """
 
     kind: str
@@ -122,6 +123,7 @@ class Batching:
     teachers: tuple[int, ...] = ()
     sets: tuple[int, ...] = ()
     served_best: int | None = None
+    aligned: int = 1
 
     @property
     def _most_rows(self) -> int:
@@ -384,7 +386,9 @@ class Batching:
         The share of each update is packed separately. All get as many rows as the largest needs.
         """
         shares = lengths.reshape(self.updates, -1)
-        bins = [first_fit_decreasing(share, self.row_tokens) for share in shares]
+        # The last of a row needs no more room than it has tokens.
+        taken = np.minimum(-(-shares // self.aligned) * self.aligned, self.row_tokens)
+        bins = [first_fit_decreasing(share, self.row_tokens) for share in taken]
         used = max(int(row.max()) + 1 for row, _ in bins)
         rows = _bucket(used, *self._packed_rows)
         source = np.full((self.updates, rows, self.row_tokens), -1, np.int32)

@@ -19,6 +19,7 @@ from rl_sync.learning.drawing_versions import KeptVersions
 from rl_sync.learning.rows.batching import Batching, ExpectedImages, default_row_tokens
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.flash import AttentionCall, require_fit
+from rl_sync.models.invariant import KEYS
 from rl_sync.models.paging.paged_cache import page_bytes
 from rl_sync.models.platform import compiling_for
 from rl_sync.models.sharding import Layout
@@ -28,6 +29,7 @@ from rl_sync.rewards.reward_parts import OUTCOME, RewardPart, chosen_weights, re
 from rl_sync.rewards.reward_settings import RewardSettings
 from rl_sync.rewards.rubric import Rubric
 from rl_sync.role_names import MASTER, is_explorer
+from rl_sync.roles.assembly.batch_invariance import require_batch_invariance
 from rl_sync.roles.evaluation.evaluator import EvaluationSet
 from rl_sync.roles.explorer.episode_wiring import environment_of
 from rl_sync.roles.master.state import MasterSettings
@@ -373,6 +375,8 @@ def model_config(settings: RunSettings, task: Task) -> ModelConfig:
     if task.processor is not None:
         image_token = task.tokenizer.image_id(task.processor.marks)
     model = settings.model.config(task.tokenizer.vocab_size, task.row_tokens, image_token)
+    if model.batch_invariant:
+        require_batch_invariance(settings.compute_dtype)
     scores = settings.algorithm.scores
     require(
         scores or not model.scalar_head,
@@ -653,6 +657,7 @@ def batching(
         shared_row_tokens=shared,
         mask_words=mask_words,
         records=records,
+        aligned=KEYS if settings.model.batch_invariant else 1,
     )
 
 
