@@ -35,6 +35,7 @@ from rl_sync.learning.forward import Forward, RowInputs
 from rl_sync.models.config import AttentionPath, Experts, ModelConfig, Quantization
 from rl_sync.models.huggingface.loading import load_params
 from rl_sync.models.huggingface.reading import load_config
+from rl_sync.models.invariant import KEYS
 from rl_sync.models.mesh_shape import MeshShape
 from rl_sync.models.placement import abstract_params, cast_abstract
 from rl_sync.models.quantization import quantized
@@ -90,6 +91,8 @@ class Way(NamedTuple):
     replays: bool = False
     quantization: Quantization | None = None
     cache_bytes: int | None = None
+    batch_invariant: bool = False
+    temperature: float = 1.0
 
     @property
     def devices(self) -> tuple[int, int]:
@@ -122,6 +125,29 @@ WAYS = {
     "explorer int8, float32": BASE._replace(quantization="int8"),
     "explorer int8, bfloat16": ROUGH._replace(quantization="int8"),
     "explorer float8, bfloat16": ROUGH._replace(quantization="float8_e4m3fn"),
+    **{
+        f"batch-invariant: {name}": way._replace(batch_invariant=True)
+        for name, way in {
+            "float32": BASE,
+            "1 slot": BASE._replace(slots=1),
+            "8 slots": BASE._replace(slots=8),
+            "temperature 0.7": BASE._replace(temperature=0.7),
+            "cache in pages": BASE._replace(cache_bytes=4 << 20),
+            "packed rows": BASE._replace(packed=True),
+            "trainer: fsdp 2": BASE._replace(trainer_mesh=(("fsdp", 2),)),
+            "trainer: data 2, fsdp 2": BASE._replace(trainer_mesh=(("data", 2), ("fsdp", 2))),
+            "trainer: context 4": BASE._replace(trainer_mesh=(("context", 4),)),
+            "explorer: data 2": BASE._replace(explorer_mesh=(("data", 2),)),
+            "explorer: context 4": BASE._replace(explorer_mesh=(("context", 4),)),
+            "both: tensor 2": BASE._replace(
+                explorer_mesh=(("tensor", 2),), trainer_mesh=(("tensor", 2),)
+            ),
+            "trainer: tensor 2": BASE._replace(trainer_mesh=(("tensor", 2),)),
+            "experts": BASE._replace(experts=True),
+            "bfloat16": ROUGH,
+            "bfloat16, 8 slots": ROUGH._replace(slots=8),
+        }.items()
+    },
     "float16": Way("float16", "float16"),
     "explorer float16, trainer float32": Way("float16", "float32"),
 }
@@ -153,6 +179,7 @@ def gap_of(way: Way, given: tuple[ModelConfig, Params], seed: int, count: int, t
     """
     config, params = given
     held = jax.tree.map(lambda x: x.astype(way.explorer_dtype), params)
+    config = dataclasses.replace(config, batch_invariant=way.batch_invariant)
     explorer = dataclasses.replace(config, dtype=way.explorer_dtype, attention=way.attention)
     trainer = dataclasses.replace(config, dtype=way.trainer_dtype)
     rng = np.random.default_rng(seed)
@@ -170,12 +197,20 @@ def gap_of(way: Way, given: tuple[ModelConfig, Params], seed: int, count: int, t
         seed=seed,
         records_routes=way.replays,
         cache_bytes=way.cache_bytes,
+        temperature=way.temperature,
     )
     rows = np.stack(
         [np.concatenate([a, one.tokens]) for a, one in zip(prompts, found, strict=True)]
     )
     routes = routes_of(config, found, rows) if way.replays else None
-    scores = scored(trainer, held, layout_of(way.trainer_mesh), rows, way.packed, routes)
+    scores = scored(
+        Forward(trainer, way.temperature, LOGITS_BYTES),
+        held,
+        layout_of(way.trainer_mesh),
+        rows,
+        way.packed,
+        routes,
+    )
     theirs = scores[:, PROMPT_TOKENS:]
     ours = np.stack([one.logprobs for one in found])
     difference = theirs.astype(np.float64) - ours
@@ -213,6 +248,7 @@ def decoded(
     seed: int,
     records_routes: bool,
     cache_bytes: int | None = None,
+    temperature: float = 1.0,
 ) -> Sequence[FinishedCompletion]:
     """Samples a completion of each prompt."""
     engine = Engine(
@@ -222,7 +258,9 @@ def decoded(
     )
     engine.load(placed(config, params, layout, config.dtype), 0)
     requests = [
-        CompletionRequest(prompt, Sampling(tokens, ()), seed=(seed, number))
+        CompletionRequest(
+            prompt, Sampling(tokens, (), temperature=temperature), seed=(seed, number)
+        )
         for number, prompt in enumerate(prompts)
     ]
     return [one for (one,) in engine.generate(requests)]
@@ -241,7 +279,7 @@ def routes_of(
 
 
 def scored(
-    config: ModelConfig,
+    forward: Forward,
     params: Params,
     layout: Layout,
     rows: np.ndarray,
@@ -249,11 +287,13 @@ def scored(
     routes: np.ndarray | None,
 ) -> np.ndarray:
     """Computes the trainer's log-probability of each token of the rows."""
+    config = forward.model
     layout = layout.grouped(config.num_kv_heads)
     weights = placed(config, params, layout, "float32")
-    forward = Forward(config, 1.0, LOGITS_BYTES)
-    given, packing = rows, None
+    width, given, packing = rows.shape[1], rows, None
     if packed:
+        more = -width % KEYS if config.batch_invariant else 0
+        rows = np.pad(rows, ((0, 0), (0, more)))
         given = rows.reshape(len(rows) // 2, -1)
         positions = np.broadcast_to(np.arange(rows.shape[1]), rows.shape).reshape(given.shape)
         numbers = np.repeat(np.arange(len(rows)), rows.shape[1]).reshape(given.shape)
@@ -262,7 +302,7 @@ def scored(
         score = jax.jit(forward.logprobs, static_argnums=())
         experts = None if routes is None else jnp.asarray(routes)
         found = score(weights, {}, RowInputs(jnp.asarray(given), packing, routes=experts))
-    return np.asarray(jax.device_get(found)).reshape(rows.shape)
+    return np.asarray(jax.device_get(found)).reshape(rows.shape)[:, :width]
 
 
 @functools.cache

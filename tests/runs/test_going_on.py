@@ -13,6 +13,7 @@ from rl_sync.records.json_lines import read_json_lines
 from rl_sync.records.rollouts.rollout_records import read_rollouts
 from rl_sync.records.spans import SpanKind
 from rl_sync.workdir import Workdir
+from tests.models.test_invariant import SAME_BITS
 from tests.runs.conftest import (
     RunRecord,
     assert_every_token_is_accounted_for,
@@ -80,6 +81,17 @@ def test_with_latest_pulls_they_go_on_within_the_bound(memory_runs, name):
     assert_every_token_is_accounted_for(run)
     if run.settings.explorers == 1:  # Of two, the other may leave no place for an older version.
         assert sum(given for _, given in rollouts(run).values()) > 0
+
+
+@SAME_BITS
+@pytest.mark.gate
+@pytest.mark.parametrize("name", ["synchronous", "one step off-policy"])
+def test_a_batch_invariant_model_learns_the_same_bits_after_deaths(memory_runs, name):
+    """Prefill gives tokens that go on elsewhere the keys and values that decoding gave them."""
+    given = (*EXACT[name], *KEEPING, "--config.model.batch_invariant=true")
+    run, whole = memory_runs(*given, deaths=DEATHS), memory_runs(*given)
+    assert sum(given > 0 for _, given in rollouts(run).values()) >= 3
+    assert run.digest == whole.digest
 
 
 @pytest.mark.gate

@@ -9,6 +9,7 @@ import pytest
 
 from rl_sync.records.metrics import read_metrics
 from rl_sync.workdir import Workdir
+from tests.models.test_invariant import SAME_BITS
 from tests.runs.conftest import EMBEDDED, RunRecord, launch
 from tests.runs.living import ended
 
@@ -56,6 +57,40 @@ def test_every_token_is_scored_by_the_weights_that_drew_it(memory_runs, flags, l
     assert max(line["mismatch"] for line in lines) < 1e-5
     gaps = [line["logprob_gap"] for line in lines]
     assert least <= max(gaps) <= most
+
+
+INVARIANT = "--config.model.batch_invariant=true"
+EXACTLY = {
+    "synchronous": ("--config.sync.mode=synchronous", "--config.trainer.batching=packed"),
+    "one step off-policy": (
+        "--config.sync.mode=one_step_off_policy",
+        "--config.trainer.mesh.fsdp=2",
+        "--config.explorer.mesh.data=2",
+    ),
+    "swaps in flight": (
+        "--config.sync.mode=asynchronous",
+        "--config.sync.max_staleness=3",
+        "--config.rollout.swap=in_flight",
+        "--config.rollout.cache=recompute",
+        "--config.rollout.chunk_tokens=1",
+        "--config.trainer.batching=packed",
+    ),
+    "several turns": (
+        "--config.sync.mode=synchronous",
+        "--config.environment.name=guess(guesses=3)",
+    ),
+}
+
+
+@SAME_BITS
+@pytest.mark.samples("swaps in flight", gate=("one step off-policy",))
+@pytest.mark.parametrize("name", EXACTLY)
+def test_a_batch_invariant_model_gives_explorers_and_trainer_the_same_bits(memory_runs, name):
+    run = memory_runs(*EXACTLY[name], SCORES, INVARIANT, "--config.trainer.steps=6")
+    lines = read_metrics(run.workdir, "rl")
+    assert [line["mismatch"] for line in lines] == [0.0] * 6
+    is_fresh = name in ("synchronous", "several turns")
+    assert is_fresh or max(line["staleness_max"] for line in lines) > 0
 
 
 @pytest.mark.nightly
