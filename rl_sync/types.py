@@ -85,16 +85,41 @@ class Preference(NamedTuple):
 
 
 @record
+class ReplyMark(NamedTuple):
+    """Place of a reply in the tokens of an episode.
+
+    Attributes:
+      start: number of tokens of the replies before it.
+      turn: digest of the turn that it answers; see `rl_sync.rollout.episode_records.Continue`.
+      opponent: player who gives it, if that is an opponent; None for the policy that learns.
+      finish: reason of its end; None while it is in flight.
+    """
+
+    start: int
+    turn: bytes
+    opponent: int | None
+    finish: Finish | None
+
+
+_MARK_BYTES = 64
+"""About the memory of a mark."""
+
+
+@record
 class CompletionProgress(NamedTuple):
-    """Tokens of a completion so far.
+    """Tokens of a completion so far, or of all replies of an episode, one after the other.
 
     Attributes:
       tokens: sampled tokens.
       logprobs, versions: log-probability of each token when it was sampled, in nats, and the
         version of the weights that sampled it.
       masks: set of tokens that each token could be sampled from; see `rl_sync.sampling_masks`.
-      finish: reason of its end, as in `FinishedCompletion`; None while it is in flight.
+      finish: reason of its end, as in `FinishedCompletion`; None while it is in flight, and for an
+        episode.
       sampler: distribution of each token; None if it is not recorded.
+      replies: replies of an episode, of the policy and of opponents that it plays; none for a
+        completion.
+      attempt: number of the attempt to play an episode, from 0.
     """
 
     tokens: Int[np.ndarray, " T"]
@@ -103,10 +128,28 @@ class CompletionProgress(NamedTuple):
     masks: Entries
     finish: Finish | None = None
     sampler: SamplerRecord | None = None
+    replies: tuple[ReplyMark, ...] = ()
+    attempt: int = 0
+
+    def follows(self, earlier: CompletionProgress) -> bool:
+        """Says whether it begins with earlier tokens: of the same attempt, after the same turns."""
+        turns, before = ([mark.turn for mark in one.replies] for one in (self, earlier))
+        return (
+            self.attempt == earlier.attempt
+            and len(self.tokens) >= len(earlier.tokens)
+            and turns[: len(before)] == before
+        )
 
     def after(self, start: int) -> CompletionProgress:
-        """Returns the tokens from a position on; the positions of masks stay."""
+        """Returns the tokens from a position on; the positions of masks and replies stay.
+
+        A reply that ends at the position is among the replies, since its end may be new.
+        """
+        ends = [*(one.start for one in self.replies[1:]), len(self.tokens)]
         return self._replace(
+            replies=tuple(
+                one for one, end in zip(self.replies, ends, strict=False) if end >= start
+            ),
             tokens=self.tokens[start:],
             logprobs=self.logprobs[start:],
             versions=self.versions[start:],
@@ -116,6 +159,7 @@ class CompletionProgress(NamedTuple):
 
     def joined(self, later: CompletionProgress) -> CompletionProgress:
         """Inverts `after`, for a later part of the same completion."""
+        first = later.replies[0].start if later.replies else len(self.tokens)
         return CompletionProgress(
             np.concatenate([self.tokens, later.tokens]),
             np.concatenate([self.logprobs, later.logprobs]),
@@ -123,13 +167,15 @@ class CompletionProgress(NamedTuple):
             np.concatenate([self.masks, later.masks]),
             later.finish,
             joined([one for one in (self.sampler, later.sampler) if one is not None]),
+            (*(one for one in self.replies if one.start < first), *later.replies),
+            later.attempt,
         )
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its arrays."""
+        """Bytes of its arrays, and about those of its replies."""
         arrays = self.tokens, self.logprobs, self.versions, self.masks, *(self.sampler or ())
-        return sum(array.nbytes for array in arrays)
+        return sum(array.nbytes for array in arrays) + _MARK_BYTES * len(self.replies)
 
 
 class Lease(NamedTuple):
@@ -143,8 +189,8 @@ class Lease(NamedTuple):
         0 for the first lease of an ordinal, 1 for the second, and so on. Under exact pulls it is
         always 0.
       prompt: the problem without its row; explorers find the row in their own task.
-      begun: completions that another explorer has begun, or that this one began before it was
-        started again, each with its row in the group; they go on.
+      begun: completions or episodes that another explorer has begun, or that this one began before
+        it was started again, each with its row in the group; they go on.
     """
 
     lease_id: int

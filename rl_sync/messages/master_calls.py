@@ -63,13 +63,13 @@ class AskLease(Call[LeaseGrant | GrantEvaluation | HoldBack | Finish]):
 
 @record
 class ToldProgress(NamedTuple):
-    """Tokens of a completion in flight that the master does not have yet.
+    """Tokens of a completion or an episode in flight that the master does not have yet.
 
     Attributes:
       lease_id: lease of its group.
       row: its row in the group; a greedy one is the last.
       start: number of tokens before these.
-      progress: these tokens, with the positions of masks in the whole completion.
+      progress: these tokens, with the positions of masks and replies in the whole.
     """
 
     lease_id: int

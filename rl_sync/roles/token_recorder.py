@@ -45,7 +45,7 @@ class TokenRecorder:
         self._write(stats, {"in_flight": 0})
 
     def begin(self, given: int) -> None:
-        """Notes tokens that completions come with, which another process has generated."""
+        """Notes tokens that completions or episodes come with, which another process generated."""
         self._given += given
 
     def look(self, stats: Stats) -> None:
@@ -102,6 +102,7 @@ class TokenRecorder:
                 token_lives.SURPLUS: total.surplus_tokens,
                 token_lives.OPPONENTS: total.opponent_tokens,
                 token_lives.RESTARTED: total.restarted_tokens,
+                token_lives.DIFFERING: total.differing_tokens,
             }
         )
         self._lines.write(

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float
 
-from rl_sync.environments.dialogue.trajectory import (
-    Trajectory,
-    append_reply,
-    append_turn,
-    begin_segment,
-)
+from rl_sync.environments.dialogue.trajectory import append_reply
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.episode_records import (
     BeginEpisode,
@@ -25,17 +20,20 @@ from rl_sync.rollout.episode_records import (
     Played,
     Said,
     Saying,
+    ToldReply,
+    progress_of,
 )
 from rl_sync.rollout.older_versions import OlderVersions
+from rl_sync.rollout.played_episode import BegunReply, EpisodeSpeaker, PlayedEpisode
 from rl_sync.rollout.request import CompletionRequest, FinishedCompletion, Handle
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.rollout.stats import Stats
 from rl_sync.sequence_images import PooledImages
 from rl_sync.sequence_images import alike as same_images
-from rl_sync.types import Params
+from rl_sync.token_records import RecordedRoutes
+from rl_sync.types import CompletionProgress, Params
 
 _POLL_SECS = 0.1
-_NOTHING_SAID = Trajectory()
 
 T = TypeVar("T")
 Agree = Callable[[str, Callable[[], Any]], Any]
@@ -46,94 +44,6 @@ def alone(what: str, thunk: Callable[[], T]) -> T:
     """Calls the function directly: an `Agree` for a program of one process."""
     del what
     return thunk()
-
-
-@dataclasses.dataclass
-class _Opponent:
-    """An opponent's conversation in an episode.
-
-    Attributes:
-      held: handle of its last reply, whose cache the engine holds.
-      turns: number of its replies.
-    """
-
-    held: Handle | None = None
-    turns: int = 0
-
-
-@dataclasses.dataclass
-class _PlayedEpisode:
-    """An episode in progress.
-
-    Attributes:
-      rewards: rewards of the replies that the environment has answered.
-      attempt: number of the attempt to play it, from 0.
-      held: last reply of each segment, whose caches the engine holds.
-      begun: number of the policy's replies that were begun.
-      opponents: conversations of other players that the engine plays, by player number.
-    """
-
-    ticket: int
-    index: int
-    request: EpisodeRequest
-    trajectory: Trajectory = _NOTHING_SAID
-    rewards: tuple[float, ...] = ()
-    attempt: int = 0
-    held: dict[int, Handle] = dataclasses.field(default_factory=dict)
-    begun: int = 0
-    opponents: dict[int, _Opponent] = dataclasses.field(default_factory=dict)
-
-    @property
-    def turns(self) -> int:
-        return len(self.trajectory.replies)
-
-    def seed(self, opponent: int | None) -> tuple[int, ...]:
-        """Returns the seed of the next reply of the policy, or of an opponent."""
-        if opponent is None:
-            return (*self.request.seed, self.index, self.attempt, self.begun)
-        turns = self.opponents[opponent].turns
-        return (*self.request.seed, self.index, self.attempt, turns, 1 + opponent)
-
-    def segment_of(self, answer: Continue) -> int:
-        """Returns the number of the segment that a turn continues."""
-        last = len(self.trajectory.segments) - 1
-        return last if answer.segment is None else answer.segment
-
-    def hold(self, opponent: int | None, segment: int, handle: Handle) -> None:
-        """Records the last reply of a segment, or of an opponent."""
-        if opponent is None:
-            self.held[segment] = handle
-        else:
-            self.opponents[opponent].held = handle
-
-    def let_go(self, opponent: int | None, segment: int) -> Handle:
-        """Removes the last reply of a segment, or of an opponent, and returns its handle."""
-        if opponent is None:
-            return self.held.pop(segment)
-        held, self.opponents[opponent].held = self.opponents[opponent].held, None
-        assert held is not None, "only a new conversation has no reply before it"
-        return held
-
-
-@dataclasses.dataclass
-class _Reply:
-    """A reply that is being generated.
-
-    Attributes:
-      episode: number of its episode.
-      segment: number of its segment.
-      opponent: player who gives the reply; None for the policy that learns.
-      request: see `Continue`.
-      streams: whether the director gets the reply's tokens while it is generated.
-      heard: number of tokens that the director has got so far.
-    """
-
-    episode: int
-    segment: int
-    opponent: int | None
-    request: int
-    streams: bool
-    heard: int = 0
 
 
 class EpisodeEngine:
@@ -168,9 +78,10 @@ class EpisodeEngine:
         self._make_director, self._repeats, self._agree = director, repeats, agree
         self._side_by_side = side_by_side
         self._made: EpisodeDirector | None = None
-        self._playing: dict[int, _PlayedEpisode] = {}
-        self._replying: dict[tuple[Engine, Handle], _Reply] = {}
+        self._playing: dict[int, PlayedEpisode] = {}
+        self._replying: dict[tuple[Engine, Handle], BegunReply] = {}
         self._opening: dict[int, list[Continue | End]] = {}
+        self._given: list[Said] = []
         self._tickets = self._episodes = 0
         self._counted = Stats()
 
@@ -209,8 +120,8 @@ class EpisodeEngine:
 
     @property
     def tokens_in_flight(self) -> int:
-        """Number of tokens of replies in episodes that are not finished."""
-        said = sum(episode.trajectory.sampled_tokens for episode in self._playing.values())
+        """Number of tokens of replies in episodes that are not finished, and of told ones."""
+        said = sum(episode.counted_tokens for episode in self._playing.values())
         return said + sum(one.tokens_in_flight for one in self._engines)
 
     @property
@@ -237,7 +148,7 @@ class EpisodeEngine:
         first, begun = self._tickets, []
         for request in requests:
             for index in range(request.completions):
-                self._playing[self._episodes] = _PlayedEpisode(self._tickets, index, request)
+                self._playing[self._episodes] = PlayedEpisode.of(self._tickets, index, request)
                 seed = int(np.random.SeedSequence(request.seed).generate_state(1)[0])
                 begun.append(
                     BeginEpisode(
@@ -276,7 +187,8 @@ class EpisodeEngine:
             else []
         )
         played = self._heed(answers)
-        replies = [self._said(one, done) for one in self._engines for done in one.step()]
+        replies, self._given = self._given, []
+        replies += [self._finished(one, done) for one in self._engines for done in one.step()]
         sayings = self._sayings()
         if replies or sayings:
             self._agree("replies", lambda: self._tell(sayings, replies))
@@ -308,6 +220,26 @@ class EpisodeEngine:
             by_ticket[played.ticket].append(played)
         return list(by_ticket.values())
 
+    def progress(self, handles: Collection[Handle]) -> dict[Handle, CompletionProgress]:
+        """Returns the replies so far of each given episode, with which it can be played again.
+
+        Told replies that are still to be given are among them.
+        """
+        in_flight = dict[int, ToldReply]()
+        for engine in self._engines:
+            own = {handle: one for (by, handle), one in self._replying.items() if by is engine}
+            for handle, said in engine.progress(own).items():
+                reply = own[handle]
+                if len(said.tokens):
+                    in_flight[reply.episode] = ToldReply(reply.turn, reply.answer.opponent, said)
+        found = {}
+        for number, episode in self._playing.items():
+            if (handle := Handle(episode.ticket, episode.index)) in handles:
+                flying = [in_flight[number]] if number in in_flight else []
+                replies = [*episode.said, *flying, *episode.told]
+                found[handle] = progress_of(replies, episode.attempt)
+        return found
+
     def close(self) -> None:
         """Ends all environments."""
         if self._made is not None:
@@ -321,14 +253,16 @@ class EpisodeEngine:
 
     def _sayings(self) -> list[Saying]:
         """Returns those tokens of streamed replies that the director has not got yet."""
-        streamed = {handle: one for (_, handle), one in self._replying.items() if one.streams}
+        replying = self._replying.items()
+        streamed = {handle: one for (_, handle), one in replying if one.answer.streams}
         sayings = []
         for handle, progress in self.engine.progress(streamed).items() if streamed else ():
             reply = streamed[handle]
             if len(progress.tokens) > reply.heard:
                 said = progress.after(reply.heard)
+                request = reply.answer.request
                 sayings.append(
-                    Saying(reply.episode, said.tokens, said.logprobs, said.versions, reply.request)
+                    Saying(reply.episode, said.tokens, said.logprobs, said.versions, request)
                 )
                 reply.heard = len(progress.tokens)
         return sayings
@@ -345,8 +279,8 @@ class EpisodeEngine:
         for answer in answers:
             episode = self._playing[answer.episode]
             if isinstance(answer, End):
-                for speaker in (None, *episode.opponents):
-                    self._release(episode, speaker)
+                self._release_all(episode)
+                self._drop_told(episode)
                 del self._playing[answer.episode]
                 # Here the last reply gets its reward. A reply before a failure may have none, and
                 # of parallel replies, the last one may have finished after others had continued.
@@ -355,9 +289,11 @@ class EpisodeEngine:
                     Played(
                         ticket=episode.ticket,
                         index=episode.index,
-                        trajectory=episode.trajectory,
+                        trajectory=episode.policy.trajectory,
                         turn_rewards=given,
                         ending=answer.ending,
+                        said=tuple(episode.said),
+                        attempt=episode.attempt,
                     )
                 )
             if (opening := self._opening.get(episode.ticket)) is None:
@@ -396,121 +332,152 @@ class EpisodeEngine:
             == (first.stop_strings, first.room, first.opponent)
             for one in turns
         )
-        if not alike or any(one.restarts for one in turns) or len(turns) < request.completions:
+        begins_anew = any(one.restarts for one in turns) or any(one.attempt for one in episodes)
+        if not alike or begins_anew or len(turns) < request.completions:
             for episode, answer in zip(episodes, turns, strict=True):
                 self._go_on(episode, answer)
             return
-        sampling = _sampling(request, first)
+        replies = [self._reply_to(*one) for one in zip(episodes, turns, strict=True)]
+        begun = {
+            episode.index: told
+            for episode, reply in zip(episodes, replies, strict=True)
+            if (told := self._next_told(episode, reply)) is not None
+        }
         asked = CompletionRequest(
             first.ids,
-            sampling,
+            _sampling(request, first),
             request.completions,
             request.seed,
             held=True,
             images=first.images,
+            begun=begun,
         )
         (ticket,) = self._engine_of(first.opponent).submit([asked])
-        for episode, answer in zip(episodes, turns, strict=True):
-            self._begin_segment(episode, answer)
-            self._reply_begins(Handle(ticket, episode.index), answer)
+        for episode, reply in zip(episodes, replies, strict=True):
+            handle, told = Handle(ticket, episode.index), begun.get(episode.index)
+            self._reply_begins(episode, reply, handle, told)
 
-    def _begin_segment(self, episode: _PlayedEpisode, answer: Continue) -> None:
-        """Begins a conversation with a turn; an opponent's conversation is in no trajectory."""
-        if answer.opponent is None:
-            episode.trajectory = begin_segment(episode.trajectory, answer.ids, answer.images)
-        else:
-            episode.opponents.setdefault(answer.opponent, _Opponent())
+    def _reply_to(self, episode: PlayedEpisode, answer: Continue) -> BegunReply:
+        """Adds a turn to its conversation; returns the reply to it, without a token."""
+        speaker = episode.speaker(answer.opponent)
+        speaker.hear(answer)
+        segment = speaker.segment_of(answer)
+        return BegunReply(answer.episode, segment, answer, answer.digest())
 
-    def _go_on(self, episode: _PlayedEpisode, answer: Continue) -> None:
+    def _next_told(self, episode: PlayedEpisode, reply: BegunReply) -> CompletionProgress | None:
+        """Takes the next told reply, if it has answered the same turn; otherwise drops the rest."""
+        if episode.told and episode.told[0].turn == reply.turn:
+            return episode.told.popleft().said
+        self._drop_told(episode)
+        return None
+
+    def _go_on(self, episode: PlayedEpisode, answer: Continue) -> None:
         """Begins the reply to a turn."""
-        if answer.restarts:
+        if answer.restarts and not (episode.told and not episode.said):
             self._restart(episode)
-        speaker = answer.opponent
-        engine = self._engine_of(speaker)
-        if speaker is None and episode.turns:
+        opponent = answer.opponent
+        engine, speaker = self._engine_of(opponent), episode.speaker(opponent)
+        if opponent is None and episode.turns:
             episode.rewards += (answer.reward,)
-        sampling = _sampling(episode.request, answer)
-        if answer.begins_segment:
-            if answer.forgets:
-                self._release(episode, speaker)
-            self._begin_segment(episode, answer)
-            asked = CompletionRequest(
-                answer.ids,
-                sampling,
-                seed=episode.seed(speaker),
-                held=True,
-                images=answer.images,
-            )
-            (ticket,) = engine.submit([asked])
-        else:
-            segment, seed = episode.segment_of(answer), episode.seed(speaker)
-            held = episode.let_go(speaker, segment)
-            if speaker is None:
-                episode.trajectory = append_turn(
-                    episode.trajectory, answer.ids, segment, answer.images
-                )
+        if answer.begins_segment and answer.forgets:
+            self._release(speaker, engine)
+        reply = self._reply_to(episode, answer)
+        told = self._next_told(episode, reply)
+        seed, sampling = episode.seed(opponent), _sampling(episode.request, answer)
+        held = speaker.held.pop(reply.segment, None)
+        if held is not None:
+            assert told is None, "told replies come before all others"
             ticket = engine.extend(
                 held, answer.ids, sampling, seed=seed, held=True, images=answer.images
             )
-        self._reply_begins(Handle(ticket, 0), answer)
-
-    def _reply_begins(self, handle: Handle, answer: Continue) -> None:
-        episode = self._playing[answer.episode]
-        episode.begun += answer.opponent is None
-        self._replying[self._engine_of(answer.opponent), handle] = _Reply(
-            episode=answer.episode,
-            segment=episode.segment_of(answer),
-            opponent=answer.opponent,
-            request=answer.request,
-            streams=answer.streams,
-        )
-
-    def _restart(self, episode: _PlayedEpisode) -> None:
-        """Drops the conversation of an episode, which begins again."""
-        for speaker in (None, *episode.opponents):
-            self._release(episode, speaker)
-        self._counted += Stats(restarted_tokens=episode.trajectory.sampled_tokens)
-        episode.trajectory, episode.rewards, episode.opponents = _NOTHING_SAID, (), {}
-        episode.attempt, episode.begun = episode.attempt + 1, 0
-
-    def _release(self, episode: _PlayedEpisode, speaker: int | None) -> None:
-        """Releases the completions that the engine holds for the policy, or for an opponent."""
-        held = list(episode.held.values())
-        if speaker is None:
-            episode.held = {}
-        else:
-            opponent = episode.opponents.get(speaker, _Opponent())
-            held, opponent.held = [] if opponent.held is None else [opponent.held], None
-        for one in held:
-            self._engine_of(speaker).release(one)
-
-    def _said(self, engine: Engine, completion: FinishedCompletion) -> Said:
-        """Returns the record of a finished reply."""
-        reply = self._replying.pop((engine, completion.handle))
-        episode, speaker = self._playing[reply.episode], reply.opponent
-        episode.hold(speaker, reply.segment, completion.handle)
-        if speaker is None:
-            episode.trajectory = append_reply(
-                episode.trajectory,
-                completion.tokens,
-                completion.logprobs,
-                completion.versions,
-                completion.masks,
-                segment=reply.segment,
-                routes=completion.routes,
-                sampler=completion.sampler,
+        else:  # A segment that begins, or whose last reply was given.
+            whole = speaker.trajectory.segments[reply.segment]
+            asked = CompletionRequest(
+                whole.tokens,
+                sampling,
+                seed=seed,
+                held=True,
+                images=whole.images,
+                begun={} if told is None else {0: told},
             )
+            (ticket,) = engine.submit([asked])
+        self._reply_begins(episode, reply, Handle(ticket, 0), told)
+
+    def _reply_begins(
+        self,
+        episode: PlayedEpisode,
+        reply: BegunReply,
+        handle: Handle,
+        told: CompletionProgress | None,
+    ) -> None:
+        """Notes a reply that the engine generates, or gives the told one if that has an end."""
+        opponent = reply.answer.opponent
+        episode.speaker(opponent).begun += 1
+        if told is None or told.finish is None:
+            self._replying[self._engine_of(opponent), handle] = reply
         else:
-            episode.opponents[speaker].turns += 1
+            self._given.append(self._said(reply, told))
+
+    def _restart(self, episode: PlayedEpisode) -> None:
+        """Drops the conversation of an episode, which begins again."""
+        self._release_all(episode)
+        self._drop_told(episode)
+        self._counted += Stats(restarted_tokens=episode.policy.trajectory.sampled_tokens)
+        episode.policy, episode.rewards, episode.opponents = EpisodeSpeaker(), (), {}
+        episode.said, episode.attempt = [], episode.attempt + 1
+
+    def _drop_told(self, episode: PlayedEpisode) -> None:
+        """Drops told replies that no turn asks for again."""
+        tokens = sum(told.counted_tokens for told in episode.told)
+        self._counted += Stats(differing_tokens=tokens)
+        episode.told.clear()
+
+    def _release_all(self, episode: PlayedEpisode) -> None:
+        self._release(episode.policy, self.engine)
+        for opponent, speaker in episode.opponents.items():
+            self._release(speaker, self._engine_of(opponent))
+
+    def _release(self, speaker: EpisodeSpeaker, engine: Engine) -> None:
+        """Releases the completions that an engine holds for a speaker."""
+        held, speaker.held = speaker.held, {}
+        for handle in held.values():
+            engine.release(handle)
+
+    def _finished(self, engine: Engine, completion: FinishedCompletion) -> Said:
+        """Returns the record of a reply that the engine has generated."""
+        reply = self._replying.pop((engine, completion.handle))
+        opponent = reply.answer.opponent
+        speaker = self._playing[reply.episode].speaker(opponent)
+        speaker.held[reply.segment] = completion.handle
+        if opponent is not None:
             self._counted += Stats(opponent_tokens=len(completion.tokens))
+        return self._said(reply, completion.progress(), completion.routes)
+
+    def _said(
+        self, reply: BegunReply, said: CompletionProgress, routes: RecordedRoutes | None = None
+    ) -> Said:
+        """Adds a finished reply to its conversation, and returns its record."""
+        answer, episode = reply.answer, self._playing[reply.episode]
+        speaker = episode.speaker(answer.opponent)
+        speaker.trajectory = append_reply(
+            speaker.trajectory,
+            said.tokens,
+            said.logprobs,
+            said.versions,
+            said.masks,
+            segment=reply.segment,
+            routes=routes,
+            sampler=said.sampler,
+        )
+        episode.said.append(ToldReply(reply.turn, answer.opponent, said))
         return Said(
             episode=reply.episode,
-            tokens=completion.tokens,
-            is_cut=completion.finish == "length",
-            logprobs=completion.logprobs,
-            versions=completion.versions,
-            opponent=speaker,
-            request=reply.request,
+            tokens=said.tokens,
+            is_cut=said.finish == "length",
+            logprobs=said.logprobs,
+            versions=said.versions,
+            opponent=answer.opponent,
+            request=answer.request,
         )
 
 

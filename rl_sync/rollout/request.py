@@ -91,10 +91,17 @@ class FinishedCompletion:
         cls, handle: Handle, progress: CompletionProgress, routes: RecordedRoutes | None = None
     ) -> FinishedCompletion:
         """Makes a completion of all its tokens; without a reason it ended at the token limit."""
-        tokens, logprobs, versions, masks, finish, sampler = progress
-        ends = finish or "length"
-        ticket, index = handle.ticket, handle.index
-        return cls(ticket, index, tokens, logprobs, versions, ends, masks, routes, sampler)
+        return cls(
+            ticket=handle.ticket,
+            index=handle.index,
+            tokens=progress.tokens,
+            logprobs=progress.logprobs,
+            versions=progress.versions,
+            finish=progress.finish or "length",
+            masks=progress.masks,
+            routes=routes,
+            sampler=progress.sampler,
+        )
 
     def progress(self) -> CompletionProgress:
         """Returns its tokens and its end, without its routes."""

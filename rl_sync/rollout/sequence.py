@@ -82,18 +82,18 @@ class GrowingSequence:
         cls, handle: Handle, request: CompletionRequest, seed: tuple[int, ...]
     ) -> GrowingSequence:
         """Makes a completion that its request says was begun, with the tokens that it has."""
-        tokens, logprobs, versions, masks, _, sampler = request.begun[handle.index]
+        begun = request.begun[handle.index]
         return cls(
             ticket=handle.ticket,
             index=handle.index,
             request=request,
             seed=seed,
-            tokens=tokens.tolist(),
-            logprobs=logprobs.tolist(),
-            versions=versions.tolist(),
-            masks=[masks],
-            _samplers=[] if sampler is None else [sampler],
-            _read=len(tokens),
+            tokens=begun.tokens.tolist(),
+            logprobs=begun.logprobs.tolist(),
+            versions=begun.versions.tolist(),
+            masks=[begun.masks],
+            _samplers=[] if begun.sampler is None else [begun.sampler],
+            _read=len(begun.tokens),
         )
 
     @property

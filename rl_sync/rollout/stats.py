@@ -29,6 +29,8 @@ class Stats:
       surplus_tokens: the part of `decode_tokens` that follows a stop string; no completion has it.
       opponent_tokens: the part of `decode_tokens` that opponents said in episodes.
       restarted_tokens: the part of `decode_tokens` in attempts at episodes that began again.
+      differing_tokens: number of tokens of begun episodes that were dropped, because no turn of
+        their environments asked for them again; they are not part of `decode_tokens`.
       decode_secs: time spent on decoding.
       steps: number of decode steps.
       row_steps: sum over decode steps of the number of rows, live or not.
@@ -53,6 +55,7 @@ class Stats:
     surplus_tokens: int = 0
     opponent_tokens: int = 0
     restarted_tokens: int = 0
+    differing_tokens: int = 0
     decode_secs: float = 0.0
     steps: int = 0
     row_steps: int = 0

@@ -26,6 +26,7 @@ from rl_sync.algorithms.algorithm import (
 from rl_sync.algorithms.screening import UNBOUNDED
 from rl_sync.environments.environment_catalog import (
     ENVIRONMENTS,
+    branches,
     environments_of_sets,
     gives_rewards,
     is_own,
@@ -1042,10 +1043,10 @@ RULES: dict[str, Rule] = {
     "model.num_heads, model.num_kv_heads": lambda s: s.model.config(vocab_size=1, max_length=1),
     "model.vision": lambda s: s.model.vision.image_size and s.model.vision.vision(token_id=0),
     "rollout.progress_tokens, environment.name": lambda s: require(
-        not s.rollout.progress_tokens or s.environment.name is None,
-        f"rollout.progress_tokens={s.rollout.progress_tokens} is for completions, but"
-        f" environment.name={s.environment.name} plays episodes, which begin anew if their explorer"
-        " dies: leave rollout.progress_tokens at 0.",
+        not s.rollout.progress_tokens or not branches(s.environment.name or ""),
+        f"rollout.progress_tokens={s.rollout.progress_tokens} plays episodes again up to where they"
+        f" were, but the programs of environment.name={s.environment.name} ask as they like, and"
+        " cannot be made to ask the same again: leave rollout.progress_tokens at 0.",
     ),
     "rollout.progress_tokens, rollout.routing_replay": lambda s: require(
         not (s.rollout.progress_tokens and s.rollout.routing_replay),

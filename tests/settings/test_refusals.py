@@ -776,8 +776,8 @@ EXAMPLES = {
     ],
     "rollout.progress_tokens, environment.name": [
         (
-            {"rollout__progress_tokens": 64, "environment__name": "guess"},
-            "dies: leave rollout.progress_tokens at 0",
+            {"rollout__progress_tokens": 64, "environment__name": "agent(command='true')"},
+            "cannot be made to ask the same again: leave rollout.progress_tokens at 0",
         ),
     ],
     "rollout.progress_tokens, rollout.routing_replay": [

@@ -12,8 +12,9 @@ from rl_sync.workdir import Workdir
 
 COMPILATION, EVALUATION = "compilation", "evaluation"
 SURPLUS, OPPONENTS = "after a stop string", "opponents"
-RESTARTED = "environment failed"
-"""Places of tokens that are in no group. Attempts at episodes that began again are the last."""
+RESTARTED, DIFFERING = "environment failed", "turn differed"
+"""Places of tokens that are in no group: the last two of attempts at episodes that began again, and
+of episodes that went on elsewhere, where no turn asked for these tokens again."""
 
 
 class TokenLife(NamedTuple):

@@ -240,21 +240,15 @@ class Explorer:
     def progress(self, groups: Sequence[UnfinishedGroup]) -> list[dict[int, CompletionProgress]]:
         """Returns the tokens so far of each group's completions, by their rows.
 
-        It has no completion without tokens. Episodes have no progress that can be told.
+        It has no completion without tokens.
         """
-        assert isinstance(self.engine, Engine), "episodes begin anew"
         rows = {
             self._handle(group, row): (number, row)
             for number, group in enumerate(groups)
             for row in range(self._rows)
         }
         found = [
-            {
-                self._row(group, one): one.progress()
-                for one in group.completions
-                if isinstance(one, FinishedCompletion)
-            }
-            for group in groups
+            {self._row(group, one): one.progress() for one in group.completions} for group in groups
         ]
         for handle, progress in self.engine.progress(rows).items():
             number, row = rows[handle]
@@ -293,6 +287,7 @@ class Explorer:
                 completions=self.group_size,
                 seed=(self.seed, lease.ordinal, lease.attempt),
                 number=lease.ordinal,
+                begun=_begun(lease, range(self.group_size)),
             )
             for lease in leases
         ]
@@ -301,7 +296,15 @@ class Explorer:
         if self.with_baselines:
             greedy = dataclasses.replace(sampling, greedy=True)
             baselines = engine.submit(
-                [dataclasses.replace(one, sampling=greedy, completions=1) for one in requests]
+                [
+                    dataclasses.replace(
+                        one,
+                        sampling=greedy,
+                        completions=1,
+                        begun=_begun(lease, range(self.group_size, self._rows)),
+                    )
+                    for one, lease in zip(requests, leases, strict=True)
+                ]
             )
         nothing = np.zeros(0, np.int32)
         return [

@@ -28,6 +28,7 @@ from rl_sync.roles.explorer.life import TRAINER, Commands, ExplorerLife, Explore
 from rl_sync.roles.explorer.progress_teller import ProgressTeller
 from rl_sync.roles.token_recorder import TokenRecorder
 from rl_sync.rollout.engine import NonFiniteLogitsError
+from rl_sync.rollout.episode_records import counted_tokens
 from rl_sync.types import Group, Params
 from rl_sync.weights.ends_interface import Puller, WeightsTimeoutError, WeightsTransferError
 
@@ -255,7 +256,7 @@ class ExplorerLoop:
     def _roll_out(self, command: commands.RollOut) -> commands.ExplorerEvent:
         leases = [*command.leases]
         self._attributes["leases"] += [lease.lease_id for lease in leases]
-        if given := sum(len(one.tokens) for lease in leases for _, one in lease.begun):
+        if given := sum(counted_tokens(one) for lease in leases for _, one in lease.begun):
             self._attributes["given"] = given + self._attributes.get("given", 0)
             if self.tokens is not None:
                 self.tokens.begin(given)
@@ -307,6 +308,8 @@ class ExplorerLoop:
         stats = self.explorer.engine.stats - self._before
         attributes["tokens"] = tokens = stats.decode_tokens
         attributes["engine"] = stats.summary()
+        if stats.differing_tokens:
+            attributes["differing"] = stats.differing_tokens
         if lost_secs := self.evaluations.lost_secs - self._lost_before_secs:
             attributes["evaluating_secs"] = round(lost_secs, 4)
         self._span.close()

@@ -1,31 +1,21 @@
-"""Tells the master the tokens of completions in flight, which go on from them elsewhere."""
+"""Tells the master the tokens of completions and episodes in flight, which go on elsewhere."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import numpy as np
 
 from rl_sync.cluster.rpc import PeerLostError, RemoteError
 from rl_sync.cluster.session import Session
 from rl_sync.messages.master_calls import TellProgress, ToldProgress
 from rl_sync.ports.clock_port import Future
 from rl_sync.roles.explorer.actor import Explorer, UnfinishedGroup
-from rl_sync.types import CompletionProgress
+from rl_sync.sampling_masks import no_entries
+from rl_sync.types import CompletionProgress, Finish
 
-
-class _Told(NamedTuple):
-    """Tokens of a completion that the master has: their number, and whether they are all."""
-
-    tokens: int
-    is_whole: bool
-
-    @classmethod
-    def of(cls, progress: CompletionProgress) -> _Told:
-        return cls(len(progress.tokens), progress.finish is not None)
-
-
-_NOTHING = _Told(0, False)
+_NOTHING = CompletionProgress(*(np.zeros(0, np.int32),) * 3, no_entries())
 _log = logging.getLogger(__name__)
 
 
@@ -40,7 +30,7 @@ class ProgressTeller:
 
     def __init__(self, session: Session, explorer: Explorer, every_steps: int) -> None:
         self._session, self._explorer, self._every = session, explorer, every_steps
-        self._told: dict[int, dict[int, _Told]] = {}
+        self._told: dict[int, dict[int, CompletionProgress]] = {}
         self._steps = 0
         self._calls = session.clock.pool(1, "progress")
         self._call: Future[list[int]] | None = None
@@ -102,12 +92,22 @@ class ProgressTeller:
         parts, before, self._told = list[ToldProgress](), self._told, {}
         for group, rows in zip(groups, self._explorer.progress(groups), strict=True):
             lease = group.lease
-            begun = {row: _Told.of(progress) for row, progress in lease.begun}
-            told = before.get(lease.lease_id, begun)  # The master has what a lease came with.
-            for row, progress in rows.items():
-                known, now = told.get(row, _NOTHING), _Told.of(progress)
-                if now != known:
-                    part = progress.after(known.tokens)
-                    parts.append(ToldProgress(lease.lease_id, row, known.tokens, part))
-            self._told[lease.lease_id] = {row: _Told.of(progress) for row, progress in rows.items()}
+            # The master has what a lease came with.
+            told = before.get(lease.lease_id, dict(lease.begun))
+            for row, now in rows.items():
+                known = told.get(row, _NOTHING)
+                start = len(known.tokens)
+                if not now.follows(known):  # An episode began again, or went on otherwise.
+                    parts.append(ToldProgress(lease.lease_id, row, 0, now))
+                elif (start, *_ends(known)) != (len(now.tokens), *_ends(now)):
+                    parts.append(ToldProgress(lease.lease_id, row, start, now.after(start)))
+            # Only tokens and ends are compared; other records may take much memory.
+            self._told[lease.lease_id] = {
+                row: now._replace(masks=no_entries(), sampler=None) for row, now in rows.items()
+            }
         return parts
+
+
+def _ends(progress: CompletionProgress) -> list[Finish | None]:
+    """Returns the ends of a completion, or of the replies of an episode."""
+    return [progress.finish, *(reply.finish for reply in progress.replies)]

@@ -12,7 +12,7 @@ from rl_sync.types import CompletionProgress
 
 @dataclasses.dataclass
 class KeptProgress:
-    """Completions of unfinished groups so far, by the ordinal of the group and the row in it.
+    """Completions and episodes of unfinished groups so far, by the group's ordinal and their rows.
 
     Attributes:
       most_bytes: maximum bytes of all tokens; what does not fit is not kept.
@@ -24,6 +24,9 @@ class KeptProgress:
 
     def add(self, ordinal: int, told: ToldProgress) -> bool:
         """Adds tokens to a completion, or replaces it if it is told from its first token.
+
+        An episode that has begun again is told from its first token: what was told before is
+        dropped, even if there is no room for the new tokens.
 
         Returns:
           False if the tokens before are not known, and there is room for them.
@@ -37,6 +40,9 @@ class KeptProgress:
         if 0 < told.start < known:
             return True  # It is told again, since the answer was lost.
         whole = before.joined(part) if before is not None and told.start else part
+        if before is not None and not whole.follows(before):
+            del self._rows[ordinal][told.row]
+            self._bytes = others_bytes
         if others_bytes + whole.nbytes <= self.most_bytes:
             self._rows.setdefault(ordinal, {})[told.row] = whole
             self._bytes = others_bytes + whole.nbytes

@@ -15,6 +15,7 @@ from rl_sync.records.spans import SpanKind
 from rl_sync.roles.explorer.actor import UnfinishedGroup
 from rl_sync.roles.explorer.loop import ExplorerLoop
 from rl_sync.roles.explorer.progress_teller import ProgressTeller
+from rl_sync.rollout.episode_records import ToldReply, progress_of
 from rl_sync.rollout.stats import Stats
 from rl_sync.sampling_masks import no_entries
 from rl_sync.types import CompletionProgress, Lease, Prompt
@@ -25,6 +26,12 @@ from tests.roles.explorer.test_loop import Delivery, Evaluations, Weights
 def tokens(count, finish=None):
     ids = np.arange(count, dtype=np.int32)
     return CompletionProgress(ids, ids / np.float32(8), 0 * ids, no_entries(), finish)
+
+
+def episode(*replies, attempt=0):
+    """Returns an episode of replies: the turn, the number of tokens, and the end of each."""
+    said = [ToldReply(turn, None, tokens(count, finish)) for turn, count, finish in replies]
+    return progress_of(said, attempt)
 
 
 def group(lease_id, begun=()):
@@ -101,6 +108,53 @@ def test_new_tokens_are_told_once_every_so_many_steps(teller, session, explorer)
     teller.tell(groups)
     settle(teller)
     assert len(session.calls) == 2, "nothing is new"
+
+
+def test_new_tokens_of_an_episode_are_told_with_the_ends_of_its_replies(teller, session, explorer):
+    groups, first = [group(3)], (b"a", 5, None)
+    for replies in [
+        [first],
+        [(b"a", 5, "stop")],
+        [(b"a", 5, "stop"), (b"b", 2, None)],
+        [(b"a", 5, "stop"), (b"b", 4, "length"), (b"c", 1, None)],
+    ]:
+        explorer.decode(8, _3={0: episode(*replies)})
+        teller.tell(groups)
+        settle(teller)
+    assert [one[0][2:4] for one in told(session)] == [(0, 5), (5, 0), (5, 2), (7, 3)]
+    marks = [
+        [(mark.turn, mark.finish) for mark in call.told[0].progress.replies]
+        for call in session.calls
+    ]
+    assert marks == [
+        [(b"a", None)],
+        [(b"a", "stop")],
+        [(b"a", "stop"), (b"b", None)],
+        [(b"b", "length"), (b"c", None)],
+    ]
+
+
+@pytest.mark.parametrize("change", ["attempt", "turn", "fewer tokens"])
+def test_an_episode_that_goes_on_otherwise_is_told_from_its_first_token(
+    teller, session, explorer, change
+):
+    begun = episode((b"a", 5, "stop"), (b"b", 2, None))
+    groups = [group(3, begun=((0, begun),))]
+    now = {
+        "attempt": episode((b"a", 5, "stop"), (b"b", 2, "stop"), attempt=1),
+        "turn": episode((b"a", 5, "stop"), (b"c", 4, None)),
+        "fewer tokens": episode((b"a", 5, "stop")),
+    }[change]
+    explorer.decode(8, _3={0: begun})
+    teller.tell(groups)
+    settle(teller)
+    assert told(session) == [], "the master has it"
+    explorer.decode(8, _3={0: now})
+    teller.tell(groups)
+    settle(teller)
+    ((part,),) = [call.told for call in session.calls]
+    assert part.start == 0
+    assert (part.progress.replies, part.progress.attempt) == (now.replies, now.attempt)
 
 
 def test_decoding_never_waits_for_a_call(teller, session, explorer):
