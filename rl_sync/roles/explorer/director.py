@@ -167,6 +167,7 @@ class Director:
       settings: limits of an episode.
       placeholder: text in prompts of rows that stands for an image; environments get U+FFFC in its
         place. Empty for rows as they are.
+      check: called again and again while answers are awaited; it raises what ends the wait.
     """
 
     def __init__(
@@ -175,9 +176,11 @@ class Director:
         bridge: Bridge,
         reader: ReplyReader,
         settings: EnvironmentSettings,
+        *,
         placeholder: str = "",
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        self._placeholder = placeholder
+        self._placeholder, self._check = placeholder, check
         self._host, self._bridge, self._reader, self._settings = host, bridge, reader, settings
         self._mark = MARK if bridge.can_say(MARK.format(0)) else ""
         self._dialogues: dict[int, _Dialogue] = {}
@@ -227,6 +230,7 @@ class Director:
             found = [self._heard(*answer) for answer in self._host.answers(0.0)]
             answers += [answer for answer in found if answer is not None]
         while self._waits(all_of_them):
+            self._check()
             wait = max(0.0, min(_POLL_SECS, until - time.monotonic()))
             found = [self._heard(*answer) for answer in self._host.answers(wait)]
             answers += [answer for answer in found if answer is not None]

@@ -76,8 +76,10 @@ def playing(
     task: Task,
     engine: Engine,
     agree: Agree = alone,
+    *,
     process: str = "",
     opponents: Callable[[], Engine] | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> Engine | EpisodeEngine:
     """Returns an engine as it is, or an episode engine if the run has an environment.
 
@@ -86,6 +88,7 @@ def playing(
       agree: lets the processes of a program agree on the environments' answers.
       opponents: makes an engine for opponents with older weights; None for evaluations, whose
         opponents are scripted.
+      check: see `Director`.
     """
     if (construction := environment_of(settings)) is None:
         return engine
@@ -101,6 +104,7 @@ def playing(
             construction,
             access=_access(settings, process),
             most_pixels=settings.task.max_image_pixels,
+            check=check,
         ),
         repeats=repeats,
         side_by_side=construction.asks_endpoint,
@@ -122,13 +126,16 @@ def _director(
     settings: EnvironmentSettings,
     task: Task,
     construction: Construction,
+    *,
     access: Access,
     most_pixels: int,
+    check: Callable[[], None],
 ) -> Director:
     """Makes the director of a run's episodes.
 
     Args:
       most_pixels: maximum number of pixels of an image.
+      check: see `Director`.
     """
     tokenizer = task.tokenizer
     reader = ReplyReader(tokenizer, call_format(tokenizer, settings.calls))
@@ -147,4 +154,4 @@ def _director(
     host = host_of(construction.reference, limits, access, tokenizer.thoughts)
     # Agents get rows as they are written.
     placeholder = "" if construction.asks_endpoint else task.placeholder
-    return Director(host, bridge, reader, settings, placeholder)
+    return Director(host, bridge, reader, settings, placeholder=placeholder, check=check)

@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from rl_sync.cluster.session import HandOverError
 from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.ending import Ending, Fault
 from rl_sync.environments.dialogue.bridge import Bridge
@@ -249,6 +250,21 @@ def test_environments_that_never_answer_are_waited_for_twice_their_time(monkeypa
     assert director.answers(0.05, False) == []
     with pytest.raises(TimeoutError, match=r"1 episodes wait .* 0\.5 s \(twice environment"):
         director.answers(0.0, True)
+
+
+@pytest.mark.parametrize("all_of_them", [True, False])
+def test_a_wait_for_environments_ends_when_the_process_is_asked_to_end(all_of_them):
+    def asked():
+        raise HandOverError("explorer1 was asked to end")
+
+    limits = EnvironmentSettings(name="x:Y", max_tokens=64)
+    host = InlineHost(f"{__file__}:Echo")
+    director = Director(host, Bridge(TOKENIZER), ReplyReader(TOKENIZER), limits, check=asked)
+    director._host.answers = lambda timeout_secs: time.sleep(timeout_secs) or []
+    assert director.answers(0.0, all_of_them) == [], "nothing is awaited"
+    director.begin([BeginEpisode(1, {"prompt": "hi."}, seed=1)])
+    with pytest.raises(HandOverError):
+        director.answers(60.0, all_of_them)
 
 
 class Branches:
