@@ -32,7 +32,7 @@ _LISTED = ("crash", "outage", "stall", "partition", "full disk")
 _OF_ALL = {"outage": "all", "full disk": "the disk"}
 _COMMANDS = {MASTER: 300, REPLAY: 150, TRAINER: 60}
 _COMMANDS_OF_OTHERS = 100
-_SHARE_JOINT, _SHARE_SCREENED, _SHARE_TOLD, _ATTEMPTS = 0.3, 0.3, 0.5, 3
+_SHARE_JOINT, _SHARE_SCREENED, _SHARE_TOLD, _SHARE_PLAYED, _ATTEMPTS = 0.3, 0.3, 0.5, 0.5, 3
 """Crashes come at one of this many first commands of a process."""
 
 FAULTY_SECS = 40.0
@@ -70,6 +70,8 @@ class DrawnRun:
       left_over: number of groups that are generated for a step beyond those that it trains on.
       screens: whether groups of equal rewards are generated anew; under latest pulls.
       tells: whether the master is told the tokens of groups in flight, which then go on.
+      plays: whether groups in flight are episodes, which may begin again, and may go on otherwise
+        elsewhere.
       groups: maximum number of groups that an explorer has in flight.
       style: `whole` rollouts, rollouts that leave groups to the next (`carry`), or `stream`.
       swaps: whether weights may change while completions are in flight.
@@ -102,6 +104,7 @@ class DrawnRun:
     left_over: int = 0
     screens: bool = False
     tells: bool = False
+    plays: bool = False
 
     @property
     def is_joint(self) -> bool:
@@ -140,7 +143,7 @@ class DrawnRun:
             f" swaps {self.swaps}, {self.groups} groups each), {self.transfer} transfer (fanout"
             f" {self.fanout}), groups sampled {self.times_sampled} times, snapshots every"
             f" {self.save_every_steps} steps, in memory every {self.memory_every_steps}"
-            f"{', tokens told' if self.tells else ''}"
+            f"{', tokens told' if self.tells else ''}{', episodes' if self.plays else ''}"
         )
 
 
@@ -188,7 +191,11 @@ def draw(seed: int) -> DrawnRun:
         screening = random.Random(f"screening {seed}")
         left_over, screens = screening.choice((0, 0, 1, 2)), screening.random() < _SHARE_SCREENED
         run = dataclasses.replace(run, left_over=left_over, screens=screens)
-    run = dataclasses.replace(run, tells=random.Random(f"progress {seed}").random() < _SHARE_TOLD)
+    run = dataclasses.replace(
+        run,
+        tells=random.Random(f"progress {seed}").random() < _SHARE_TOLD,
+        plays=random.Random(f"episodes {seed}").random() < _SHARE_PLAYED,
+    )
     kinds = [kind for kind in KINDS if chance.random() < 0.5]
     return dataclasses.replace(run, kinds=frozenset(kinds), faults=_faults(run, kinds, chance))
 

@@ -32,7 +32,7 @@ from rl_sync.simulation.faults.trainer_process import FetchWeights
 from rl_sync.simulation.faults.virtual_process import VirtualProcess, VirtualSession
 from rl_sync.simulation.faults.weights_store import Offer, applied
 from rl_sync.transfers.collective import CollectivePuller
-from rl_sync.types import CompletionProgress, Group, Lease
+from rl_sync.types import CompletionProgress, Group, Lease, ReplyMark
 from rl_sync.weights.deltas.artifact import HeldVersion
 from rl_sync.weights.ends_interface import WeightsTimeoutError, WeightsTransferError
 
@@ -44,6 +44,8 @@ _TRAINER_SECS = 10.0
 _PAUSE_SECS = 0.5
 _EVALUATION_GOES_ON = 0.5
 _OF_WHICH_ONE_FAILS = 9
+_SHARE_OF_FAILURES, _SHARE_OF_WHIMS = 0.3, 0.5
+"""Chances of an episode: to begin again after a token, and to go on otherwise elsewhere."""
 """Of so many groups the environment of one fails, in runs that screen groups."""
 
 
@@ -138,20 +140,39 @@ class _InFlight(NamedTuple):
       oldest_version: version at its begin.
       content: content of the group.
       parts: number of parts of a rollout until it is whole.
-      tokens: number of tokens so far, all of which are the content.
+      turns: number of the turn that each token so far answers, which is added to the content; 0 for
+        completions.
+      attempt: number of the attempt to play it, which is the thousands of a turn.
+      whims: number of times that its environment has played otherwise.
     """
 
     lease: Lease
     oldest_version: int
     content: int
     parts: int
-    tokens: int = 0
+    turns: tuple[int, ...] = ()
+    attempt: int = 0
+    whims: int = 0
 
-    def progress(self) -> CompletionProgress:
-        """Returns its only completion so far."""
-        content = np.full(self.tokens, self.content)
-        versions = np.full(self.tokens, self.oldest_version)
-        return CompletionProgress(content, np.zeros(self.tokens), versions, no_entries())
+    def decoded(self) -> _InFlight:
+        """Adds a token."""
+        return self._replace(turns=(*self.turns, 1000 * self.attempt + self.whims))
+
+    def progress(self, plays: bool) -> CompletionProgress:
+        """Returns its only completion or episode so far; each token of an episode is a reply."""
+        content = np.array([self.content + turn for turn in self.turns])
+        versions = np.full(len(content), self.oldest_version)
+        replies = [
+            ReplyMark(i, str(turn).encode(), None, "stop") for i, turn in enumerate(self.turns)
+        ]
+        return CompletionProgress(
+            content,
+            np.zeros(len(content)),
+            versions,
+            no_entries(),
+            replies=tuple(replies) if plays else (),
+            attempt=self.attempt,
+        )
 
 
 class _GeneratingActor:
@@ -187,7 +208,7 @@ class _GeneratingActor:
             invariants.decodes(process.name, state.version, weights)
             process.clock.sleep(chance.uniform(0.1, 0.8))
             self.engine.stats += Stats(steps=1)
-            flying = [one._replace(tokens=one.tokens + 1) for one in flying]
+            flying = [self._played(one).decoded() for one in flying]
             now = state._replace(unfinished=tuple(flying))
             beside()
             if left and newer and (found := newer(now)) is not None:
@@ -201,22 +222,37 @@ class _GeneratingActor:
     def _begun(self, lease: Lease, state: ExplorerState) -> _InFlight:
         """Begins a group, or goes on with one."""
         run, chance = self.process.world.run, self.process.chance
-        weights: Any = state.params
+        invariants, weights = self.process.world.invariants, state.params
         parts = 1 if run.style == "whole" else chance.randint(1, 3)
         content = content_of(run, lease.ordinal, lease.attempt, weights)
         made = _InFlight(lease, state.version, content, parts)
         for _, progress in lease.begun:
-            version, content = int(progress.versions[0]), int(progress.tokens[0])
-            tokens = len(progress.tokens)
-            made = made._replace(oldest_version=version, content=content, tokens=tokens)
-        self.process.world.invariants.begins(
-            lease, made.oldest_version, made.content, is_new=not lease.begun
-        )
+            turns = [int(mark.turn) for mark in progress.replies] or [0] * len(progress.tokens)
+            version, content = int(progress.versions[0]), int(progress.tokens[0]) - turns[0]
+            invariants.answers(lease, progress, content)
+            whims, kept = turns[-1] % 1000, len(turns)
+            if run.plays and chance.random() < _SHARE_OF_WHIMS:
+                whims, kept = whims + 1, chance.randint(0, kept)
+            made = made._replace(
+                oldest_version=version,
+                content=content,
+                turns=tuple(turns[:kept]),
+                attempt=progress.attempt,
+                whims=whims,
+            )
+        invariants.begins(lease, made.oldest_version, made.content, is_new=not lease.begun)
         return made
+
+    def _played(self, one: _InFlight) -> _InFlight:
+        """Lets an episode begin again, now and then."""
+        if not self.process.world.run.plays or self.process.chance.random() > _SHARE_OF_FAILURES:
+            return one
+        return one._replace(turns=(), attempt=one.attempt + 1, whims=0)
 
     def progress(self, groups: Sequence[Any]) -> list[dict[int, CompletionProgress]]:
         """See `Explorer`."""
-        return [{0: one.progress()} if one.tokens else {} for one in groups]
+        plays = self.process.world.run.plays
+        return [{0: one.progress(plays)} if one.turns else {} for one in groups]
 
     def _group(self, one: _InFlight) -> Group:
         lease, number = one.lease, self.process.number

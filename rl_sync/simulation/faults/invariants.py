@@ -13,7 +13,7 @@ from rl_sync.records.tokens.token_account import account
 from rl_sync.records.tokens.token_lives import GroupTokens, TokenLife
 from rl_sync.roles.master.state import MasterState
 from rl_sync.simulation.faults.drawn_run import DrawnRun
-from rl_sync.types import Group, Lease
+from rl_sync.types import CompletionProgress, Group, Lease
 
 _MODULUS = 2**61 - 1
 
@@ -136,6 +136,25 @@ class Invariants:
             raise BrokenRuleError(
                 f"lease {lease.lease_id} goes on with {content} of version {version}, but attempt"
                 f" {lease.attempt} of ordinal {lease.ordinal} was begun with {begun}"
+            )
+
+    def answers(self, lease: Lease, progress: CompletionProgress, content: int) -> None:
+        """An episode goes on: each reply answers its turn, and all are of the same attempt.
+
+        Args:
+          content: content of the group; a reply is its sum with the number of the turn.
+        """
+        turns = [int(mark.turn) for mark in progress.replies]
+        said = [int(token) - content for token in progress.tokens]
+        if turns and said != turns:
+            raise BrokenRuleError(
+                f"lease {lease.lease_id} goes on with replies to the turns {said}, but the turns"
+                f" were {turns}"
+            )
+        if sorted(turns) != turns or any(turn // 1000 != progress.attempt for turn in turns):
+            raise BrokenRuleError(
+                f"lease {lease.lease_id} goes on with turns of several attempts: {turns} in"
+                f" attempt {progress.attempt}"
             )
 
     def published(self, version: int, weights: int) -> None:

@@ -87,8 +87,8 @@ LEASE_SECS = 8.0
 TICK_SECS = 2.0
 FLUSH_SECS = 0.05
 _ATTEMPTS = 3
-_KEPT_BYTES = 200
-"""Room for the tokens of some groups in flight, and not for those of all."""
+_KEPT_BYTES = {False: 200, True: 700}
+"""Room for the tokens of some groups in flight, and not for those of all: completions, episodes."""
 
 
 class TrainerLost(NamedTuple):
@@ -173,7 +173,7 @@ class SimulatedMaster(SimulatedProcess):
         self._waiting: dict[Thread, Callable[[], None]] = {}
         self._unsent: list[Callable[[], None]] = []
         self._is_dirty = self._wakes = False
-        self._kept = KeptProgress(_KEPT_BYTES)
+        self._kept = KeptProgress(_KEPT_BYTES[self.world.run.plays])
         self.known = self._recovered()
         self._tree = tree_of(self.world.run.fanout or 1, self.known.relays)
         self.world.invariants.master_restarted(self.known.state)

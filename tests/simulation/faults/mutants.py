@@ -10,6 +10,7 @@ from unittest import mock
 from rl_sync.messages.events import GroupsRefused
 from rl_sync.roles.explorer.commands import Ask
 from rl_sync.roles.master import group_deadlines
+from rl_sync.roles.master.kept_progress import KeptProgress
 from rl_sync.roles.trainer.batch_reader import BatchReader
 from rl_sync.roles.trainer.logged_batches import LoggedBatches
 from rl_sync.simulation.faults.explorer_process import NotedExplorerLoop, SimulatedExplorer
@@ -286,6 +287,23 @@ class GoesOnWithOtherDraws(SimulatedMaster):
         return given._replace(attempt=given.attempt + 1) if given.begun else given
 
 
+class JoiningProgress(KeptProgress):
+    """What is kept of an episode stays when it is told from its first token."""
+
+    def add(self, ordinal, told):
+        return (told.start == 0 and told.row in dict(self.of(ordinal))) or super().add(
+            ordinal, told
+        )
+
+
+class JoinsAttempts(SimulatedMaster):
+    """The next attempt at an episode goes on behind the replies of the last."""
+
+    def begin(self):
+        super().begin()
+        self._kept = JoiningProgress(self._kept.most_bytes)
+
+
 class Mutant(NamedTuple):
     """A mistake.
 
@@ -302,6 +320,9 @@ class Mutant(NamedTuple):
 
 STANDSTILL = "nothing goes on"
 MUTANTS = {
+    "replies of several attempts": Mutant(
+        Parts(master=JoinsAttempts), "but the turns were", frozenset({"crash"})
+    ),
     "tokens with other draws": Mutant(Parts(master=GoesOnWithOtherDraws), "was begun with"),
     "a batch that leaves others late": Mutant(Parts(master=TakesAnyBatch), "have to be trained on"),
     "a lease granted twice": Mutant(

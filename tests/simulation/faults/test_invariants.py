@@ -2,11 +2,13 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from rl_sync.messages.events import LiveLease
 from rl_sync.records.flow import BUFFERED, DROPPED, TRAINED, Fate
 from rl_sync.roles.master.state import MasterSettings, MasterState
+from rl_sync.sampling_masks import no_entries
 from rl_sync.schedule import resolve
 from rl_sync.simulation.faults.drawn_run import draw
 from rl_sync.simulation.faults.invariants import (
@@ -17,7 +19,7 @@ from rl_sync.simulation.faults.invariants import (
     expected_weights,
 )
 from rl_sync.simulation.faults.simulated_groups import group_of
-from rl_sync.types import Lease, Prompt
+from rl_sync.types import CompletionProgress, Lease, Prompt, ReplyMark
 
 EXACT = dataclasses.replace(
     draw(0),
@@ -163,3 +165,23 @@ def test_groups_go_on_with_the_tokens_of_their_attempt_and_the_bound_of_these(la
     latest.gives(live, 3)
     with pytest.raises(BrokenRuleError, match="of version 3 goes on with tokens of version 2"):
         latest.gives(live, 2)
+
+
+def test_replies_of_an_episode_go_on_behind_the_turns_of_their_attempt(latest):
+    lease = Lease(1, 0, 1, Prompt(0, "", ""))
+
+    def told(said, turns, attempt):
+        marks = [ReplyMark(i, str(turn).encode(), None, "stop") for i, turn in enumerate(turns)]
+        tokens = np.array(said) + 77
+        nothing = np.zeros(len(said))
+        return CompletionProgress(
+            tokens, nothing, nothing, no_entries(), replies=tuple(marks), attempt=attempt
+        )
+
+    latest.answers(lease, told([1000, 1000, 1001], [1000, 1000, 1001], 1), 77)
+    latest.answers(lease, told([0, 0], [], 0), 77)
+    with pytest.raises(BrokenRuleError, match=r"turns \[0, 2\], but the turns were \[0, 1\]"):
+        latest.answers(lease, told([0, 2], [0, 1], 0), 77)
+    for turns, attempt in (([0, 1000], 0), ([0, 1], 1), ([1, 0], 0)):
+        with pytest.raises(BrokenRuleError, match="turns of several attempts"):
+            latest.answers(lease, told(turns, turns, attempt), 77)
