@@ -130,9 +130,10 @@ class RolloutSettings:
     )
     progress_tokens: int = setting(
         0,
-        "Decode steps after which an explorer tells the master the new tokens of its completions."
-        " If it dies, or is asked to end (SIGTERM), it or another explorer goes on from them, with"
-        " the same tokens up to rounding; with 0, groups in flight are generated again.",
+        "Decode steps after which an explorer tells the master the new tokens of its completions"
+        " and episodes. If it dies, or is asked to end (SIGTERM), it or another explorer goes on"
+        " from them, with the same tokens up to rounding; episodes are played again up to there,"
+        " as far as their environments do the same. With 0, groups in flight are generated again.",
         unit="tokens",
         least=0,
         free="always",
@@ -140,7 +141,8 @@ class RolloutSettings:
     progress_bytes: int = setting(
         1 << 30,
         "The master's memory for tokens of unfinished groups (`rollout.progress_tokens`), 12 bytes"
-        " each without sampling masks. What does not fit is generated again.",
+        " each without sampling masks, and 64 for each reply of an episode. What does not fit is"
+        " generated again.",
         unit="bytes",
         least=1,
         free="always",
