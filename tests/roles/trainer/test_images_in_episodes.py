@@ -27,6 +27,7 @@ from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.episode_engine import EpisodeEngine
 from rl_sync.rollout.episode_records import EpisodeRequest
+from rl_sync.rollout.request import Handle
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.tasks.pictures.tile_processor import SquareTiles
 from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
@@ -117,6 +118,30 @@ def gap(params, rows):
     forward = Forward(MODEL, temperature=1.0, logits_bytes=1 << 20)
     found = forward.logprobs(params, {}, RowInputs(rows.tokens, rows.packing, images=rows.images))
     return np.abs(np.asarray(found) - rows.behavior_logprobs)[np.asarray(rows.completion_mask)]
+
+
+@pytest.mark.gate
+def test_an_episode_with_images_goes_on_in_another_engine():
+    """What was told is prefilled with the images of its turns."""
+    sampling = Sampling(max_new_tokens=5, stop_ids=(TOKENIZER.eos_id,), min_new_tokens=2)
+    request = EpisodeRequest({"slide": 5, "again": True}, sampling, G, (3, 0))
+    (whole,) = episodes().generate([request])
+    for steps in (2, 4, 6):
+        first = episodes()
+        first.submit([request])
+        played = [one for _ in range(steps) for one in first.step()]
+        told = {
+            at.index: one for at, one in first.progress([Handle(0, i) for i in range(G)]).items()
+        }
+        told |= {one.index: one.progress() for one in played}
+        other = episodes()
+        (found,) = other.generate([dataclasses.replace(request, begun=told)])
+        assert other.stats.differing_tokens == 0
+        for one, known in zip(found, whole, strict=True):
+            for part, same in zip(one.trajectory.segments, known.trajectory.segments, strict=True):
+                assert part.tokens.tolist() == same.tokens.tolist()
+                logprobs = part.behavior_logprobs, same.behavior_logprobs
+                np.testing.assert_allclose(*logprobs, atol=1e-4)
 
 
 @pytest.mark.nightly
