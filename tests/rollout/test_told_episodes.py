@@ -98,6 +98,7 @@ def assert_same(found, expected):
                 np.testing.assert_allclose(place.record.logprobs, same.record.logprobs, atol=1e-4)
 
 
+@pytest.mark.samples("False", gate=("True",))
 @pytest.mark.parametrize("records", [False, True])
 def test_an_episode_goes_on_elsewhere_with_the_same_tokens_from_any_moment(records):
     options, request = {}, asked()
@@ -259,6 +260,7 @@ def test_an_episode_that_fails_while_it_is_played_again_begins_anew():
     assert other.stats.differing_tokens == given - other.stats.restarted_tokens > 0
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("opponent", ["self", "older(versions=3)"])
 def test_replies_of_opponents_are_given_too(opponent):
     """With older versions a second engine plays the opponents."""

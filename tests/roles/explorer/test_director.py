@@ -253,18 +253,19 @@ def test_environments_that_never_answer_are_waited_for_twice_their_time(monkeypa
 
 
 @pytest.mark.parametrize("all_of_them", [True, False])
-def test_a_wait_for_environments_ends_when_the_process_is_asked_to_end(all_of_them):
+def test_a_wait_for_environments_ends_when_the_process_is_asked_to_end(monkeypatch, all_of_them):
     def asked():
         raise HandOverError("explorer1 was asked to end")
 
-    limits = EnvironmentSettings(name="x:Y", max_tokens=64)
+    monkeypatch.setattr("rl_sync.roles.explorer.director.START_SECS", 0.3)
+    limits = EnvironmentSettings(name="x:Y", max_tokens=64, limit_secs=0.1)
     host = InlineHost(f"{__file__}:Echo")
     director = Director(host, Bridge(TOKENIZER), ReplyReader(TOKENIZER), limits, check=asked)
     director._host.answers = lambda timeout_secs: time.sleep(timeout_secs) or []
     assert director.answers(0.0, all_of_them) == [], "nothing is awaited"
     director.begin([BeginEpisode(1, {"prompt": "hi."}, seed=1)])
     with pytest.raises(HandOverError):
-        director.answers(60.0, all_of_them)
+        director.answers(0.5, all_of_them)
 
 
 class Branches:
