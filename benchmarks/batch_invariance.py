@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import os
 import statistics
@@ -43,7 +44,6 @@ from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
-from rl_sync.types import Params
 from rl_sync.workdir import Workdir
 
 WIDTHS = (16, 48, 64, 100, 128, 200, 256, 384, 576, 896, 1536, 2048, 4096)
@@ -132,7 +132,7 @@ def cost(rounds: int) -> None:
             CompletionRequest(row[:24], Sampling(TOKENS, ()), seed=(i,))
             for i, row in enumerate(rows[:slots])
         ]
-        return [lambda engine=engine: engine.generate(asked) for engine in engines]
+        return [functools.partial(engine.generate, asked) for engine in engines]
 
     def train() -> list[Callable[[], object]]:
         def gradient(one: Forward) -> Callable[[], object]:
