@@ -296,5 +296,6 @@ def _trainer_counts(settings: RunSettings, task: Task) -> _Counts:
 def _explorer_counts(settings: RunSettings, task: Task) -> _Counts:
     layout = settings.explorer_layout
     engine = rollout_engine(settings, task, layout)
-    programs = explorer_programs(settings, task, engine, parameters_of(settings, task, layout))
+    parameters = parameters_of(settings, task, layout)
+    programs = explorer_programs(settings, task, layout, engine, parameters)
     return dict(collections.Counter(program.name for program in programs))

@@ -409,9 +409,27 @@ def test_every_transfer_gives_the_same_bits(runs, one, other):
 
 
 @pytest.mark.gate
+def test_explorers_that_evaluate_need_no_program_that_was_not_listed(runs):
+    run = runs.get(
+        "--config.sync.mode=asynchronous",
+        EMBEDDED,
+        AHEAD,
+        "--config.evaluation.every_steps=2",
+        "--config.evaluation.slots=3",
+    )
+    assert "evaluations by explorers" in run.output
+    assert_all_were_listed(run, "explorer1")
+
+
+@pytest.mark.gate
 @pytest.mark.parametrize("role", ["trainer", "explorer1"])
 def test_a_run_needs_no_program_that_was_not_listed_before_it_began(runs, role):
     run = runs.get(*ONE_STEP, EMBEDDED, AHEAD)
+    assert_all_were_listed(run, role)
+    assert_same_bits(run_of(runs, "one step off-policy"), run)
+
+
+def assert_all_were_listed(run, role):
     log = run.workdir.log(role).read_text()
     counts = re.search(
         r"Of (\d+) listed programs, (\d+) were compiled before their first use, (\d+) were being"
@@ -422,7 +440,6 @@ def test_a_run_needs_no_program_that_was_not_listed_before_it_began(runs, role):
     listed, *used, others = map(int, counts.groups())
     assert 0 < sum(used) <= listed
     assert others == 0
-    assert_same_bits(run_of(runs, "one step off-policy"), run)
 
 
 @pytest.mark.gate

@@ -365,7 +365,7 @@ def run_explorer(
         parameters = parameters_of(settings, task, layout)
         ahead = ahead_of(settings, explorer_name(number))
         engine = rollout_engine(settings, task, layout, ahead.settle)
-        ahead.begin(lambda: explorer_programs(settings, task, engine, parameters))
+        ahead.begin(lambda: explorer_programs(settings, task, layout, engine, parameters))
         explorer = Explorer(
             number=number,
             engine=playing(

@@ -15,8 +15,14 @@ from typing import Any, NamedTuple
 import jax
 
 from rl_sync.learning.rows.batching import demonstration_batching
+from rl_sync.models.sharding import Layout
 from rl_sync.roles.assembly import wiring
-from rl_sync.roles.assembly.engines import evaluation_engine, rollout_changes, sampled_changes
+from rl_sync.roles.assembly.engines import (
+    evaluation_engine,
+    examination_engine,
+    rollout_changes,
+    sampled_changes,
+)
 from rl_sync.roles.assembly.parameters import Parameters
 from rl_sync.roles.trainer.actor import Trainer
 from rl_sync.rollout.engine import Engine
@@ -68,10 +74,20 @@ def trainer_programs(settings: RunSettings, task: Task, trainer: Trainer) -> lis
 
 
 def explorer_programs(
-    settings: RunSettings, task: Task, engine: Engine, parameters: Parameters
+    settings: RunSettings, task: Task, layout: Layout, engine: Engine, parameters: Parameters
 ) -> list[Listed]:
-    """Lists the programs of an explorer's engine, roughly in the order of their first use."""
-    return _of_engine(ROLLOUT, engine, parameters.abstract_held, _rollouts(settings, task))
+    """Lists the programs of an explorer's engines, roughly in the order of their first use.
+
+    Args:
+      engine: the engine of the rollouts. Evaluations beside them have one of their own.
+    """
+    held = parameters.abstract_held
+    programs = _of_engine(ROLLOUT, engine, held, _rollouts(settings, task))
+    if settings.evaluates_on_explorers:
+        beside = examination_engine(settings, task, layout)
+        asked = _evaluations(settings, task, beside.slots)
+        programs += _of_engine(EVALUATION, beside, held, asked)
+    return programs
 
 
 def _sft(settings: RunSettings, task: Task, trainer: Trainer) -> list[Listed]:
@@ -123,17 +139,13 @@ def _of_engine(purpose: str, engine: Engine, params: Params, requests: Requests)
 def _rollouts(settings: RunSettings, task: Task) -> Requests:
     """Returns the requests that an explorer's engine will get."""
     prompts = settings.groups_at_once * (1 + settings.algorithm.needs_baselines)
-    asked: Iterable[Prompt] = task.train
-    if settings.evaluates_on_explorers:
-        examination = wiring.examination(settings, task)
-        asked, prompts = (*asked, *examination.prompts), prompts + len(examination.prompts)
     recomputes = settings.rollout.cache == "recompute"
-    requests = _requests(settings, task, asked, prompts, recomputes=recomputes)
+    requests = _requests(settings, task, task.train, prompts, recomputes=recomputes)
     return dataclasses.replace(requests, changes=rollout_changes(settings, task))
 
 
 def _evaluations(settings: RunSettings, task: Task, slots: int) -> Requests:
-    """Returns the requests that the trainer's engine will get."""
+    """Returns the requests that the engine of the evaluations will get."""
     return _requests(settings, task, wiring.examination(settings, task).prompts, slots)
 
 
