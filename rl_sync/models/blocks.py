@@ -167,9 +167,12 @@ def with_keys(
     higher = jnp.maximum(seen.highest, scores.max(axis=-1))
     # Where nothing was visible yet, the sums so far are multiplied by 0 later.
     weights, shrunk = jnp.exp(scores - higher[..., None]), jnp.exp(seen.highest - higher)
+    so_far = seen.total * shrunk, seen.mixed * shrunk[..., None]
     if batch_invariant:
         fresh = invariant.mixed(weights, values)
         total = invariant.total(jax.lax.optimization_barrier(weights))
+        # Else small arrays round once where large ones round product and sum.
+        so_far = jax.lax.optimization_barrier(so_far)
     else:
         fresh = jnp.einsum(
             "BKRC,BKCH->BKRH",
@@ -178,9 +181,7 @@ def with_keys(
             preferred_element_type=jnp.float32,
         )
         total = weights.sum(axis=-1)
-    return PartialAttention(
-        higher, seen.total * shrunk + total, seen.mixed * shrunk[..., None] + fresh
-    )
+    return PartialAttention(higher, so_far[0] + total, so_far[1] + fresh)
 
 
 class BlockCall(NamedTuple):

@@ -25,6 +25,8 @@ from rl_sync.models.sharding import in_use
 
 LEAST_ROWS = 64
 """Fewest rows of a product, and fewest columns of one by heads."""
+FEW_OUTPUTS = 8
+"""Most columns of a product that needs twice as many rows."""
 LEAST_NUMBERS = 8192
 """Fewest numbers of an array that is summed."""
 KEYS = 64
@@ -36,6 +38,11 @@ def sharing(x: Float[Array, "B T ..."]) -> int:
     layout = in_use()
     cuts = layout.cuts(("batch", "length"), x.shape[:2])
     return math.prod(layout.mesh.shape[axis] for cut in cuts for axis in cut)
+
+
+def least_rows(outputs: int) -> int:
+    """Returns the fewest rows of a product with a number of columns."""
+    return LEAST_ROWS * (2 if outputs <= FEW_OUTPUTS else 1)
 
 
 def by_many_rows(
@@ -69,9 +76,12 @@ def total(x: Float[Array, "B T ... N"], devices: int = 1) -> Float[Array, "B T .
 def mixed(
     weights: Float[Array, "B K R C"], values: Float[Array, "B K C H"]
 ) -> Float[Array, "B K R H"]:
-    """Sums values by weights. There may be a single query, so there are many columns."""
+    """Sums values by weights. There may be a single query, so there are many columns.
+
+    Columns behind a multiple of `LEAST_ROWS` would be summed in another order.
+    """
     width = values.shape[-1]
-    padding = ((0, 0),) * 3 + ((0, max(0, LEAST_ROWS - width)),)
+    padding = ((0, 0),) * 3 + ((0, -width % LEAST_ROWS),)
     given = jax.lax.optimization_barrier((weights, jnp.pad(values, padding)))
     return jax.lax.optimization_barrier(jnp.einsum("BKRC,BKCH->BKRH", *given))[..., :width]
 

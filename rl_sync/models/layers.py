@@ -171,7 +171,8 @@ def multiplied(
     """Multiplies each position by a matrix."""
     if not config.batch_invariant:
         return x @ matrix
-    return invariant.by_many_rows(lambda x: x @ matrix, x, invariant.LEAST_ROWS, sharing(x))
+    least = invariant.least_rows(matrix.shape[1])
+    return invariant.by_many_rows(lambda x: x @ matrix, x, least, sharing(x))
 
 
 def project(
@@ -190,7 +191,8 @@ def project(
     if config.batch_invariant:
         plain, devices = dataclasses.replace(config, batch_invariant=False), sharing(x)
         function = functools.partial(project, plain, kernel=kernel, inputs=inputs)
-        return invariant.by_many_rows(function, x, invariant.LEAST_ROWS, devices)
+        least = invariant.least_rows(math.prod(kernel.shape[inputs:]))
+        return invariant.by_many_rows(function, x, least, devices)
     if isinstance(kernel, ScaledKernel):
         product = _product(x, kernel.numbers, inputs, jnp.float32)
         return (product * kernel.scale.reshape(product.shape[2:])).astype(x.dtype)

@@ -396,7 +396,8 @@ def projected_steadily(
 ) -> Float[Array, "B T V"]:
     """Computes `projected` with the same bits for any number of rows."""
     function = functools.partial(projected, kernel)
-    return invariant.by_many_rows(function, hidden, invariant.LEAST_ROWS, invariant.sharing(hidden))
+    least = invariant.least_rows(kernel.shape[0])
+    return invariant.by_many_rows(function, hidden, least, invariant.sharing(hidden))
 
 
 def projected(kernel: Float[Array, "V D"], hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:

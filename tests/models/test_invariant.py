@@ -1,6 +1,7 @@
 """A token has the same bits whatever is computed beside it, and whether it is decoded or scored."""
 
 import dataclasses
+import functools
 import os
 import re
 import subprocess
@@ -14,7 +15,9 @@ import pytest
 
 from rl_sync.learning.forward import Forward, RowInputs
 from rl_sync.models import invariant
+from rl_sync.models.blocks import PartialAttention, with_keys
 from rl_sync.models.config import Experts
+from rl_sync.models.layers import project
 from rl_sync.models.placement import abstract_params, cast_abstract
 from rl_sync.models.platform import compiling_for
 from rl_sync.models.sharding import Layout, using
@@ -55,6 +58,15 @@ SAME_BITS = pytest.mark.skipif(
 COMPLETION = 75
 PROMPTS = [np.arange(2, 2 + n, dtype=np.int32) % 31 + 1 for n in (3, 9, 20, 33)]
 PLAIN = Sampling(COMPLETION, (), min_new_tokens=COMPLETION)
+
+
+@pytest.fixture
+def as_in_runs():
+    """Compiles with all optimizations, as runs do and most tests do not."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def weights(config, where):
@@ -117,6 +129,43 @@ def test_sums_and_products_of_a_row_do_not_depend_on_the_number_of_rows(width):
         whole = np.asarray(jax.jit(function)(x))
         for count in (1, 2, 7, 63, 64, 65):
             np.testing.assert_array_equal(jax.jit(function)(x[:count]), whole[:count])
+
+
+@SAME_BITS
+@pytest.mark.parametrize("width", [6, 8, 80])
+def test_attention_to_keys_does_not_depend_on_the_number_of_queries(as_in_runs, width):
+    rng = np.random.default_rng(0)
+    scores, numbers = (rng.standard_normal((4, 2, 128, n)) for n in (invariant.KEYS, width))
+    values = rng.standard_normal((4, 2, invariant.KEYS, width)).astype(np.float32)
+    seen = (scores[..., 0], np.abs(scores[..., 1]), numbers, scores)
+
+    def add(count):
+        *before, given = (x[:, :, :count].astype(np.float32) for x in seen)
+        function = jax.jit(with_keys, static_argnums=3)
+        return function(PartialAttention(*before), given, values, True)
+
+    whole = add(128)
+    for count in (1, 2, 4):
+        for few, all_of_it in zip(add(count), whole, strict=True):
+            np.testing.assert_array_equal(few, all_of_it[:, :, :count])
+
+
+@SAME_BITS
+def test_narrow_products_do_not_depend_on_the_number_of_rows(as_in_runs):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((512, 1, 32)).astype(np.float32)
+    kernel = rng.standard_normal((32, 1, 8)).astype(np.float32)
+    function = jax.jit(functools.partial(project, CONFIG, kernel=kernel))
+    np.testing.assert_array_equal(function(x[:64]), function(x)[:64])
+
+
+@SAME_BITS
+@pytest.mark.gate
+@pytest.mark.parametrize("head_dim", [6, 80])
+def test_decoded_tokens_have_the_same_bits_with_unusual_heads(as_in_runs, head_dim):
+    config = dataclasses.replace(CONFIG, head_dim=head_dim)
+    found = decoded(config)
+    np.testing.assert_array_equal(recorded(found), scored(config, found))
 
 
 def test_padding_does_not_change_what_is_computed():
