@@ -1,7 +1,7 @@
 """What `model.batch_invariant` rests on, what it costs, and whether it holds in long runs.
 
-    python benchmarks/batch_invariance.py kernels
-    python benchmarks/batch_invariance.py cost [--rounds=7]
+    python benchmarks/batch_invariance.py kernels [--sizes=13]
+    python benchmarks/batch_invariance.py cost [--rounds=7] [--slots=4,16,32,64]
     python benchmarks/batch_invariance.py runs [--seeds=300:302] [--steps=60] [--into=runs/gap]
         [--set=SETTING=VALUE ...]
 
@@ -81,8 +81,13 @@ SETTINGS = (
 )
 
 
-def kernels() -> None:
-    """Prints the shares of sizes at which rows depend on the number of rows."""
+def kernels(sizes: int) -> None:
+    """Prints the shares of sizes at which rows depend on the number of rows.
+
+    Args:
+      sizes: number of widths, and of numbers of outputs.
+    """
+    widths, outputs = WIDTHS[:sizes], OUTPUTS[:sizes]
 
     def differs(
         function: Callable[..., jax.Array], rows: tuple[int, ...], *given: jax.Array
@@ -102,22 +107,22 @@ def kernels() -> None:
     def sums(x: jax.Array) -> jax.Array:
         return jax.lax.optimization_barrier(x).sum(axis=-1)
 
-    print("| rows | products | sums |\n|---|---|---|")
+    print("| rows | products, % of sizes | sums, % of sizes |\n|---|---|---|")
     for name, rows in (("64 to 500", ROUNDS_ROWS), ("1 to 32", FEW_ROWS)):
         products = [
             differs(jnp.matmul, rows, drawn(MANY, width), drawn(width, out))
-            for width, out in itertools.product(WIDTHS, OUTPUTS)
+            for width, out in itertools.product(widths, outputs)
         ]
         summed = []
-        for width in WIDTHS:
+        for width in widths:
             least = -(-invariant.LEAST_NUMBERS // width) if rows is ROUNDS_ROWS else 0
             counts = tuple(max(count, least) for count in rows)
             summed.append(differs(sums, counts, drawn(max(MANY, 2 * least), width)))
-        shares = [f"{sum(found)} of {len(found)} sizes" for found in (products, summed)]
+        shares = [f"{100 * np.mean(found):.1f}" for found in (products, summed)]
         print(f"| {name} | " + " | ".join(shares) + " |", flush=True)
 
 
-def cost(rounds: int) -> None:
+def cost(rounds: int, numbers: list[int]) -> None:
     """Prints how much longer decoding and a gradient take with the setting."""
     print("| | time with / without: least / median / greatest of the rounds |\n|---|---|")
     config, params = gap.policy(None, 0, experts=False)
@@ -145,7 +150,7 @@ def cost(rounds: int) -> None:
 
         return [gradient(Forward(one, 1.0, gap.LOGITS_BYTES)) for one in both]
 
-    cases = {f"decoding, {slots} slots": decode(slots) for slots in (4, 16, 32, 64)}
+    cases = {f"decoding, {slots} slots": decode(slots) for slots in numbers}
     for name, pair in (cases | {"gradient, 32 rows of 256": train()}).items():
         for call in pair:
             call()
@@ -200,16 +205,18 @@ def main() -> None:
     """Runs the part that is asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=("kernels", "cost", "runs"))
+    parser.add_argument("--sizes", type=int, default=len(WIDTHS))
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--slots", type=seeds.seeds_of, default=[4, 16, 32, 64])
     parser.add_argument("--seeds", type=seeds.seeds_of, default=seeds.seeds_of("300:302"))
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--into", type=Path, default=Path("runs/gap"))
     parser.add_argument("--set", action="append", default=[])
     given = parser.parse_args()
     if given.part == "kernels":
-        kernels()
+        kernels(given.sizes)
     elif given.part == "cost":
-        cost(given.rounds)
+        cost(given.rounds, given.slots)
     else:
         runs(given.seeds, given.steps, given.into, given.set)
 

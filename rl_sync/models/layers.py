@@ -191,7 +191,8 @@ def project(
     if config.batch_invariant:
         plain, devices = dataclasses.replace(config, batch_invariant=False), sharing(x)
         function = functools.partial(project, plain, kernel=kernel, inputs=inputs)
-        least = invariant.least_rows(math.prod(kernel.shape[inputs:]))
+        numbers = kernel.numbers if isinstance(kernel, ScaledKernel) else kernel
+        least = invariant.least_rows(math.prod(numbers.shape[inputs:]))
         return invariant.by_many_rows(function, x, least, devices)
     if isinstance(kernel, ScaledKernel):
         product = _product(x, kernel.numbers, inputs, jnp.float32)

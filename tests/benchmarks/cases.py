@@ -192,7 +192,30 @@ CASES = (
         [
             Table(
                 "| same bits, % | mean gap, nats | greatest gap, nats | ratios",
-                ("packed rows", "bfloat16, packed rows"),
+                ("packed rows", "bfloat16, packed rows", "batch-invariant: packed rows"),
+            )
+        ],
+    ),
+    Case(
+        "benchmarks/batch_invariance.py kernels --sizes=2",
+        [Table("rows | products, % of sizes | sums, % of sizes", ("64 to 500", "1 to 32"))],
+    ),
+    Case(
+        "benchmarks/batch_invariance.py cost --rounds=1 --slots=4",
+        [
+            Table(
+                "| time with / without: least / median / greatest of the rounds",
+                ("decoding, 4 slots", "gradient, 32 rows of 256"),
+            )
+        ],
+    ),
+    Case(
+        "benchmarks/batch_invariance.py runs --seeds=1 --steps=2 --into={run}",
+        [
+            Table(
+                "seed, meshes | tokens | in completions of several versions"
+                " | greatest mismatch, nats",
+                ("1, trainer.mesh.fsdp=2, explorer.mesh.data=2",),
             )
         ],
     ),
