@@ -254,7 +254,8 @@ class CharacterTokenizer:
             place = ids.index(-1)
             raise ValueError(
                 f"Character {text[place]!r} at {place} of {text!r} is not in the tokenizer's"
-                f" charset {self.charset!r}."
+                f" charset {self.charset!r}: name it in the `charset` of the environment's class or"
+                " of the task's Problems, or set tokenizer.path."
             )
         return [i + _FIRST_CHARACTER_ID for i in ids]
 
