@@ -5,8 +5,8 @@ with what is around them; each way adds in another order. An explorer decodes a 
 token, and the trainer scores many long rows, so they round differently. Here each product has at
 least `LEAST_ROWS` rows, and each sum at least `LEAST_NUMBERS` numbers; fewer are padded, and the
 compiler must leave the operation alone. From these sizes on, a row's result has the same bits
-whatever the other rows are (`python benchmarks/gap.py --kernels` measures it; "batch-invariant" as
-in Defeating Nondeterminism in LLM Inference, Thinking Machines 2025).
+whatever the other rows are (`python benchmarks/batch_invariance.py kernels` measures it;
+"batch-invariant" as in Defeating Nondeterminism in LLM Inference, Thinking Machines 2025).
 
 Letters in shapes: B rows, T positions, K key and value heads, R queries, C keys, H head dim, V
 vocab.
