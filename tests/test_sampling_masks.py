@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from rl_sync.models.token_sets import kept_at, packed
+from rl_sync.models.vocabulary.token_sets import kept_at, packed
 from rl_sync.sampling_masks import (
     NOWHERE,
     before,

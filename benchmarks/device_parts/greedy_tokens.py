@@ -24,7 +24,7 @@ from rl_sync.models.huggingface.loading import load_params
 from rl_sync.models.huggingface.reading import load_config
 from rl_sync.models.placement import abstract_params
 from rl_sync.models.sharding import Layout
-from rl_sync.models.token_sets import LOGITS_BYTES
+from rl_sync.models.vocabulary.token_sets import LOGITS_BYTES
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.request import CompletionRequest

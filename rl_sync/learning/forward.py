@@ -24,11 +24,11 @@ from rl_sync.models.logprobs import (
     next_logprobs,
 )
 from rl_sync.models.sharding import constrain, cuts_positions
-from rl_sync.models.token_sets import LogprobSettings, TokenSets, kept_at, seen_at
 from rl_sync.models.transformer import hidden_states, output_projection
 from rl_sync.models.vision.projector import Seen
 from rl_sync.models.vision.tower import image_features
 from rl_sync.models.vocabulary.teacher_blocks import Scored
+from rl_sync.models.vocabulary.token_sets import LogprobSettings, TokenSets, kept_at, seen_at
 from rl_sync.types import Packing, Params, RowImages, Rows, SharedPrompts
 
 

@@ -14,7 +14,6 @@ from jaxtyping import Array, Float, Int
 from rl_sync.algorithms.algorithm import EXACT, Algorithm
 from rl_sync.algorithms.distillation import best_divergence
 from rl_sync.learning.forward import Forward, RowInputs, from_targets, to_targets
-from rl_sync.models.token_sets import LogprobSettings, TokenSets
 from rl_sync.models.vocabulary.teacher_blocks import (
     BestTokens,
     Scored,
@@ -22,6 +21,7 @@ from rl_sync.models.vocabulary.teacher_blocks import (
     block_divergence,
     given_logprobs,
 )
+from rl_sync.models.vocabulary.token_sets import LogprobSettings, TokenSets
 from rl_sync.types import Params, Rows
 
 

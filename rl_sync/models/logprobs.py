@@ -16,13 +16,6 @@ from rl_sync.models import invariant
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.platform import platform
 from rl_sync.models.sharding import cuts_positions, laid_out
-from rl_sync.models.token_sets import (
-    EVERYTHING,
-    LOGITS_BYTES,
-    LogprobSettings,
-    TokenSets,
-    changed_logits,
-)
 from rl_sync.models.transformer import (
     hidden_states,
     output_projection,
@@ -30,6 +23,13 @@ from rl_sync.models.transformer import (
     projected_steadily,
 )
 from rl_sync.models.vocabulary.lookup import lookup
+from rl_sync.models.vocabulary.token_sets import (
+    EVERYTHING,
+    LOGITS_BYTES,
+    LogprobSettings,
+    TokenSets,
+    changed_logits,
+)
 from rl_sync.models.vocabulary.vocabulary_blocks import block_logprobs
 from rl_sync.types import Params
 

@@ -29,9 +29,9 @@ from rl_sync.models.paging.paged_cache import page_bytes
 from rl_sync.models.placement import abstract_params, as_computed_abstract, cast_abstract
 from rl_sync.models.platform import TPU_LANES, Platform, compiling_for
 from rl_sync.models.sharding import Layout, cuts_positions, using
-from rl_sync.models.token_sets import LogprobSettings
 from rl_sync.models.transformer import param_axes
 from rl_sync.models.vision.tower import TOWER, VISION, scores_bytes
+from rl_sync.models.vocabulary.token_sets import LogprobSettings
 from rl_sync.models.vocabulary.vocabulary_blocks import plan_of
 from rl_sync.plan import model_memory
 from rl_sync.plan.lowered_programs import rollout_programs

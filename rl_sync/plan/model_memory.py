@@ -20,9 +20,9 @@ from rl_sync.models.heads import HEAD, blank_scalar_head, token_scalars
 from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.placement import as_computed_abstract
 from rl_sync.models.sharding import Layout, using
-from rl_sync.models.token_sets import LOGITS_BYTES
 from rl_sync.models.transformer import param_shapes
 from rl_sync.models.vision.tower import VISION, image_features
+from rl_sync.models.vocabulary.token_sets import LOGITS_BYTES
 from rl_sync.types import Params
 
 

@@ -41,8 +41,8 @@ from rl_sync.models.paging.paged_cache import AnyCache, PagedCache, sharded
 from rl_sync.models.sharding import constrain
 from rl_sync.models.shards import by_rows
 from rl_sync.models.slot_shares import first_slots
-from rl_sync.models.token_sets import packed
 from rl_sync.models.vision.projector import Seen
+from rl_sync.models.vocabulary.token_sets import packed
 from rl_sync.rollout.sampling import (
     ALL_CHANGES,
     EXCLUDED,

@@ -14,7 +14,6 @@ from rl_sync.models.mixture import products
 from rl_sync.models.mixture.products import routes_of
 from rl_sync.models.placement import abstract_params
 from rl_sync.models.sharding import Layout, using
-from rl_sync.models.token_sets import LogprobSettings
 from rl_sync.models.transformer import (
     decode_step,
     hidden_states,
@@ -22,6 +21,7 @@ from rl_sync.models.transformer import (
     output_projection,
     prefill,
 )
+from rl_sync.models.vocabulary.token_sets import LogprobSettings
 from tests.models import tiny
 from tests.models.meshes import layout
 

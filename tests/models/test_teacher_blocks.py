@@ -9,13 +9,13 @@ import pytest
 
 from rl_sync.algorithms.distillation import best_divergence
 from rl_sync.models.sharding import using
-from rl_sync.models.token_sets import EVERYTHING, LogprobSettings, TokenSets, packed
 from rl_sync.models.vocabulary.teacher_blocks import (
     Scored,
     best_tokens,
     block_divergence,
     given_logprobs,
 )
+from rl_sync.models.vocabulary.token_sets import EVERYTHING, LogprobSettings, TokenSets, packed
 from tests.models.meshes import layout
 
 V, D, E, T, K = 300, 16, 8, 3, 5

@@ -11,8 +11,8 @@ from rl_sync.models.logprobs import next_logprobs
 from rl_sync.models.mesh_shape import MeshShape
 from rl_sync.models.platform import compiling_for
 from rl_sync.models.sharding import Layout, using
-from rl_sync.models.token_sets import LogprobSettings
 from rl_sync.models.vocabulary.lookup import lookup
+from rl_sync.models.vocabulary.token_sets import LogprobSettings
 from rl_sync.plan.compiled_text import CompiledProgramText
 from tests.models.meshes import RULES, layout
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from rl_sync.models.token_sets import EVERYTHING, LogprobSettings, TokenSets
+from rl_sync.models.vocabulary.token_sets import EVERYTHING, LogprobSettings, TokenSets
 from rl_sync.models.vocabulary.vocabulary_blocks import (
     BlockPlan,
     Blocks,

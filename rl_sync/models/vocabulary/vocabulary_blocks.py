@@ -27,7 +27,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from rl_sync.models.platform import platform
-from rl_sync.models.token_sets import (
+from rl_sync.models.vocabulary.token_sets import (
     EVERYTHING,
     NOTHING,
     LogprobSettings,
