@@ -48,7 +48,7 @@ def _groups(model, params, seed=0):
     ]
     rng, groups = np.random.default_rng(0), []
     for ids, completions in zip(prompts, engine.generate(requests), strict=True):
-        columns = columns_of(completions, ids, model.routes)
+        columns = columns_of(completions, ids, TokenRecords(model.routes))
         rewards = rng.integers(0, 2, G).astype(np.float32)
         groups.append(Group(0, 0, 0, 1, rewards=rewards, **columns))
     return groups
