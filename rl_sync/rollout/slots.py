@@ -332,9 +332,8 @@ def _step(
     )
     generated = rows.newest + 1 - rows.prompt_lengths
     draws = live & (generated >= 0)
-    never = config.vision.token_id if config.vision else None
     drawn, logprobs, kept, sampler = by_rows(
-        functools.partial(_sampled, program, never, config.batch_invariant),
+        functools.partial(_sampled, config, program),
         transformer.logits(config, params, hidden),
         ("batch", "vocab"),
         rows.choice,
@@ -383,9 +382,8 @@ def _no_outcomes(shape: SamplerShape, *tokens: int) -> SamplerOutcomes:
 
 
 def _sampled(
+    config: ModelConfig,
     program: ChunkProgram,
-    never: int | None,
-    batch_invariant: bool,
     logits: Float[Array, "B V"],
     choice: SamplingParams,
     history: RowHistory,
@@ -393,16 +391,13 @@ def _sampled(
 ) -> tuple[
     Int[Array, " B"], Float[Array, " B"], UInt32[Array, "B W"] | None, SamplerOutcomes | None
 ]:
-    """Samples tokens.
-
-    Args:
-      never: a token that is never sampled.
-      batch_invariant: see `ModelConfig`.
+    """Samples tokens; never the one that stands for images.
 
     Returns:
       The tokens, their log-probabilities, the sets of possible tokens, and the distributions.
     """
     changes = program.changes
+    never = config.vision.token_id if config.vision else None
     adjusted = adjusted_logits(logits, choice, history, changes)
     if never is not None:
         adjusted = adjusted.at[:, never].set(EXCLUDED)
@@ -411,8 +406,8 @@ def _sampled(
     if (changes.whole and changes.excludes) or (never is not None and not changes.masks):
         changes_of_all = changes._replace(goes_on=False, truncates=False)
         counted = adjusted_logits(logits, choice, history, changes_of_all)
-    if counted is not adjusted or batch_invariant:
-        found = drawn_logprobs(counted, drawn, batch_invariant)
+    if counted is not adjusted or config.batch_invariant:
+        found = drawn_logprobs(counted, drawn, config.batch_invariant)
         logprobs = jnp.where(choice.greedy, logprobs, found)
     kept = packed(adjusted > EXCLUDED) if changes.masks else None
     sampler = distribution(adjusted, program.sampler.best) if program.sampler else None

@@ -122,7 +122,7 @@ def gap(params, rows):
 
 @pytest.mark.gate
 def test_an_episode_with_images_goes_on_in_another_engine():
-    """What was told is prefilled with the images of its turns."""
+    """Told replies are prefilled with the images of their turns."""
     sampling = Sampling(max_new_tokens=5, stop_ids=(TOKENIZER.eos_id,), min_new_tokens=2)
     request = EpisodeRequest({"slide": 5, "again": True}, sampling, G, (3, 0))
     (whole,) = episodes().generate([request])

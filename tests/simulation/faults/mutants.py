@@ -288,7 +288,7 @@ class GoesOnWithOtherDraws(SimulatedMaster):
 
 
 class JoiningProgress(KeptProgress):
-    """What is kept of an episode stays when it is told from its first token."""
+    """Keeps the old replies of an episode that is told from its first token."""
 
     def add(self, ordinal, told):
         return (told.start == 0 and told.row in dict(self.of(ordinal))) or super().add(
