@@ -183,6 +183,13 @@ def test_runs_that_differ_in_the_seed_are_one_group(workdir, tmp_path, capsys):
     assert "Equal to the bit (digest same): a, d." in said
 
 
+def test_the_page_draws_how_far_explorers_and_trainer_are_apart(workdir):
+    assert "mismatch" not in _text(_page(workdir))
+    for step in (5, 6):
+        append(Workdir(workdir).metrics, metrics(step, mismatch=1e-7))
+    assert "mismatch" in _text(_page(workdir))
+
+
 def test_a_price_gives_costs(workdir, tmp_path, capsys):
     """0.02 device hours at 2.5 cost 0.05, for 32 trained tokens."""
     config = json.loads(Workdir(workdir).config.read_text())

@@ -20,7 +20,13 @@ from tests.runs.conftest import (
     flags,
 )
 from tests.runs.living import ended
-from tests.runs.test_going_on import EXACT, KEEPING, LATEST, drawn
+from tests.runs.test_going_on import (
+    EXACT,
+    KEEPING,
+    LATEST,
+    assert_it_drew_what_was_left,
+    drawn,
+)
 from tests.runs.test_self_play import GAME
 
 EPISODES = (
@@ -61,14 +67,7 @@ def differing(run):
 def test_episodes_go_on_in_an_exact_run_with_the_same_tokens(memory_runs, name):
     run = memory_runs(*EXACT[name], *KEEPING, *TALKS, deaths=DEATHS_IN_EPISODES)
     whole = memory_runs(*EXACT[name], *KEEPING, *TALKS)
-    assert_nothing_is_lost_or_doubled(run)
-    assert_within_the_staleness_bound(run)
-    assert_every_token_is_accounted_for(run)
-    assert drawn(run) == drawn(whole)
-    tokens = {step: tokens for step, (tokens, _) in rollouts(whole).items()}
-    if run.settings.explorers == 1:
-        assert {step: sum(counts) for step, counts in rollouts(run).items()} == tokens
-    assert sum(given > 0 for _, given in rollouts(run).values()) >= 2
+    assert_it_drew_what_was_left(run, whole, rollouts, least_given=2)
 
 
 @pytest.mark.samples(gate=("asynchronous", "two explorers"))

@@ -83,7 +83,7 @@ EXACTLY = {
 
 
 @SAME_BITS
-@pytest.mark.samples("swaps in flight", gate=("one step off-policy",))
+@pytest.mark.samples(gate=("swaps in flight", "one step off-policy"))
 @pytest.mark.parametrize("name", EXACTLY)
 def test_a_batch_invariant_model_gives_explorers_and_trainer_the_same_bits(memory_runs, name):
     run = memory_runs(*EXACTLY[name], SCORES, INVARIANT, "--config.trainer.steps=6")
