@@ -143,7 +143,6 @@ WAYS = {
                 explorer_mesh=(("tensor", 2),), trainer_mesh=(("tensor", 2),)
             ),
             "trainer: tensor 2": BASE._replace(trainer_mesh=(("tensor", 2),)),
-            "experts": BASE._replace(experts=True),
             "bfloat16": ROUGH,
             "bfloat16, 8 slots": ROUGH._replace(slots=8),
         }.items()
