@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 
+from rl_sync.algorithms.algorithm import EXACT, TOPK
 from rl_sync.learning.critic import Critic
 from rl_sync.learning.opt_state import abstract_opt_state
 from rl_sync.learning.optimizer import rl_optimizer
@@ -61,6 +62,13 @@ _CACHE, _PROMPTS = "KV cache", "keys and values of prompts"
 
 _LOGITS_ARRAYS = 3
 """Number of arrays of a chunk's logits in a backward pass that recomputes them."""
+
+_TEACHER_LOGITS_ARRAYS = 3
+"""Number of arrays of such a chunk that a comparison with a teacher's logits adds."""
+
+_DISTRIBUTIONS: dict[Platform, int] = {"cpu": 4, "gpu": 6, "tpu": 6}
+"""Number of arrays with the log-probabilities of the vocabulary at each token of the batch, where
+the trainer scores tokens for exact centering."""
 
 
 _LAYERS_AHEAD = 2
@@ -118,6 +126,9 @@ def step_estimate(settings: RunSettings, task: Task, platform: Platform) -> Memo
     made["activations"] = _activations(platform, settings, shard, (rows, own_tokens))
     if batch.rows.sampling_masks is not None:
         made["sampling masks"] = 4 * rows * row_tokens * word_count(model.vocab_size)
+    if settings.algorithm.score_centering == EXACT and batch.rows.sampler_logprobs is None:
+        one = 4 * batch.rows.tokens.size * model.vocab_size // layout.batch_shards
+        made["distributions of tokens"] = _DISTRIBUTIONS[platform] * one
     work = {"the logits": _loss_bytes(platform, settings, model, (rows, row_tokens))}
     if tiles := _tiles_at_once(settings, task):
         if settings.model.trains_tower:
@@ -371,6 +382,8 @@ def _loss_bytes(
     width = jax.numpy.dtype(model.dtype).itemsize
     matrix, most = (model.vocab_size, model.embed_dim), settings.trainer.logits_bytes
     position = 4 * rows * model.vocab_size
+    compares = settings.algorithm.distillation in (EXACT, TOPK) and not settings.teacher.address
+    arrays = _LOGITS_ARRAYS + _TEACHER_LOGITS_ARRAYS * compares
     whole = (length - 1) * position
     if layout.mesh.size > 1 or (platform != "cpu" and whole > most):
         with using(layout):
@@ -384,7 +397,7 @@ def _loss_bytes(
         block = plan.size * cuts.size(cuts.shared)
         logits, kernel = 4 * tokens * block, block * model.embed_dim
         # One block and the next are gathered.
-        work = 2 * width * kernel + _LOGITS_ARRAYS * logits
+        work = 2 * width * kernel + arrays * logits
         if model.lora:
             return work
         # First the gradient's blocks, then the gradient.
@@ -393,10 +406,10 @@ def _loss_bytes(
         return 0  # The logits are kept, and counted as activations.
     chunk = min(whole, max(position, most // position * position))
     if model.lora:
-        return _LOGITS_ARRAYS * chunk
+        return arrays * chunk
     # The matrix's gradient is summed over the chunks, in addition to the current chunk's.
     copy = 0 if platform == "cpu" else width
-    return math.prod(matrix) * (copy + 4) + _LOGITS_ARRAYS * chunk
+    return math.prod(matrix) * (copy + 4) + arrays * chunk
 
 
 def explorer_estimate(settings: RunSettings, task: Task, platform: Platform) -> MemoryEstimate:
