@@ -422,7 +422,7 @@ _LENGTHS = (
         normal="0",
         alarm=Threshold(
             "a tokenizer that fits the model, a lower `rollout.temperature` or a lower learning"
-            " rate",
+            " rate; or SFT first (`sft.steps`), if the model began at random",
             least=0.1,
             name="unprintable text",
         ),
