@@ -19,26 +19,14 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-import staleness
-from staleness import Case, Study, done_in, numbers
+from staleness import ROOT, Case, parser_of, results_of
 from staleness_report import between_marks
-
-from rl_sync.records.json_lines import JsonLinesWriter, read_json_lines
 
 BEGIN = "<!-- measured: benchmarks/centering.py -->"
 _CENTERED = ", centered"
-_PLAIN: dict[str, Any] = {**staleness.ALGORITHMS["truncated IS"], "correction": ""}
 PAIRS = ("no correction", "truncated IS")
 """Algorithms that are compared with themselves with centering."""
-ALGORITHMS: dict[str, dict[str, Any]] = {
-    "no correction": _PLAIN,
-    "no correction, centered": {**_PLAIN, "score_centering": "exact"},
-    "truncated IS": staleness.ALGORITHMS["truncated IS"],
-    "truncated IS, centered": {
-        **staleness.ALGORITHMS["truncated IS"],
-        "score_centering": "exact",
-    },
-}
+ALGORITHMS = [name + end for name in PAIRS for end in ("", _CENTERED)]
 
 
 def _row(lines: list[dict[str, Any]], bound: int, quantization: str) -> str:
@@ -89,46 +77,27 @@ def report(lines: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Makes the runs that have no result yet, then reports."""
     arguments = _arguments()
-    staleness.ALGORITHMS.clear()
-    staleness.ALGORITHMS.update(ALGORITHMS)
-    if not arguments.report:
-        writer, study = JsonLinesWriter(arguments.results), None
-        done = done_in(arguments.results)
-        ways = [(bound, "none") for bound in arguments.bounds]
-        ways += [(0, quantization) for quantization in arguments.quantizations]
+    ways = [(bound, "none") for bound in arguments.bounds]
+    ways += [(0, quantization) for quantization in arguments.quantizations]
+    cases = [
+        Case(name, bound, seed, quantization)
         for seed, (bound, quantization), name in itertools.product(
             arguments.seeds, ways, ALGORITHMS
-        ):
-            case = Case(name, bound, seed, quantization)
-            if (*case, arguments.steps) in done:
-                continue
-            study = study or Study(arguments.steps, arguments.sft_steps, arguments.warm_starts)
-            result = study.run(case)
-            writer.write(result)
-            print(f"{case}: {result['accuracy']:.1%} in {result['secs']:.0f} s", flush=True)
-        writer.close()
-    lines = [
-        line for line in read_json_lines(arguments.results) if line["steps"] == arguments.steps
+        )
     ]
+    lines = results_of(cases, arguments)
     if not lines:
         raise SystemExit("There are no results yet: run the study first.")
     between_marks(arguments.document, BEGIN, report(lines))
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    root = staleness.ROOT
-    parser.add_argument("--bounds", type=numbers, default=[0, 4, 8, 16])
+    title = (__doc__ or "").splitlines()[0]
+    parser = parser_of(title, bounds=[0, 4, 8, 16], results="centering")
     parser.add_argument(
         "--quantizations", type=lambda text: text.split(","), default=["int8", "float8_e4m3fn"]
     )
-    parser.add_argument("--seeds", type=numbers, default=list(range(300, 308)))
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--sft-steps", type=int, default=staleness.SFT_STEPS)
-    parser.add_argument("--results", type=Path, default=root / "docs" / "centering.jsonl")
-    parser.add_argument("--document", type=Path, default=root / "docs" / "staleness.md")
-    parser.add_argument("--warm-starts", type=Path, default=root / "runs" / "staleness")
-    parser.add_argument("--report", action="store_true", help="only report the results so far")
+    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "staleness.md")
     return parser.parse_args()
 
 

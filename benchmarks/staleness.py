@@ -25,7 +25,7 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,16 +66,21 @@ _MEASURED = (
 SFT_STEPS = 400
 
 _SAME = {"advantage": "grpo", "aggregation": "token_mean", "kl_coefficient": 0.0}
+_PLAIN = {"name": "grpo", "loss": "reinforce", **_SAME}
+_TRUNCATED, _CENTERED = {"correction": "token_truncation"}, {"score_centering": "exact"}
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "PPO": {"name": "grpo", "clip_high": 0.28, **_SAME},
     "decoupled PPO": {"name": "decoupled_ppo", **_SAME},
     "CISPO": {"name": "cispo", **_SAME},
-    "truncated IS": {
-        "name": "grpo", "loss": "reinforce", "correction": "token_truncation", **_SAME,
-    },
+    "truncated IS": {**_PLAIN, **_TRUNCATED},
     "TOPR": {"name": "topr"},
-}  # fmt: skip
-"""The algorithms to compare, as settings of `config.algorithm`."""
+    "no correction": _PLAIN,
+    "no correction, centered": {**_PLAIN, **_CENTERED},
+    "truncated IS, centered": {**_PLAIN, **_TRUNCATED, **_CENTERED},
+}
+"""Algorithms by name, as settings of `config.algorithm`."""
+COMPARED = ("PPO", "decoupled PPO", "CISPO", "truncated IS", "TOPR")
+"""Those that this study compares."""
 
 
 class Case(NamedTuple):
@@ -281,13 +286,23 @@ def _copy(params: Params) -> Params:
 def main() -> None:
     """Makes the runs that have no result yet, then reports."""
     arguments = _arguments()
+    cases = itertools.product(arguments.seeds, arguments.algorithms, arguments.bounds)
+    lines = results_of(
+        [Case(algorithm, bound, seed) for seed, algorithm, bound in cases], arguments
+    )
+    write_report(lines, list(COMPARED), arguments.results.with_suffix(".md"))
+
+
+def results_of(cases: Sequence[Case], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Makes the runs that have no result yet; returns all results of so many steps.
+
+    Args:
+      arguments: those of `parser_of`; with `report` no run is made.
+    """
     if not arguments.report:
         writer, study = JsonLinesWriter(arguments.results), None
-        done = done_in(arguments.results)
-        for seed, algorithm, bound in itertools.product(
-            arguments.seeds, arguments.algorithms, arguments.bounds
-        ):
-            case = Case(algorithm, bound, seed)
+        done = _done_in(arguments.results)
+        for case in cases:
             if (*case, arguments.steps) in done:
                 continue
             study = study or Study(arguments.steps, arguments.sft_steps, arguments.warm_starts)
@@ -295,44 +310,50 @@ def main() -> None:
             writer.write(result)
             print(f"{case}: {result['accuracy']:.1%} in {result['secs']:.0f} s", flush=True)
         writer.close()
-    lines = [
-        line for line in read_json_lines(arguments.results) if line["steps"] == arguments.steps
-    ]
-    write_report(lines, list(ALGORITHMS), arguments.results.with_suffix(".md"))
+    return [line for line in read_json_lines(arguments.results) if line["steps"] == arguments.steps]
 
 
-def done_in(results: Path) -> set[tuple[Any, ...]]:
+def _done_in(results: Path) -> set[tuple[Any, ...]]:
     """The cases with a line in the results, each with its number of steps."""
     lines = [{**Case._field_defaults, **line} for line in read_json_lines(results)]
     return {(*(line[name] for name in Case._fields), line["steps"]) for line in lines}
 
 
-def numbers(text: str) -> list[int]:
+def _numbers(text: str) -> list[int]:
     """Reads numbers between commas."""
     return [int(part) for part in text.split(",")]
 
 
 def _arguments() -> argparse.Namespace:
     def names(text: str) -> list[str]:
-        unknown = [name for name in text.split(",") if name not in ALGORITHMS]
+        unknown = [name for name in text.split(",") if name not in COMPARED]
         if unknown:
-            raise argparse.ArgumentTypeError(
-                f"{unknown[0]!r} is not one of {', '.join(ALGORITHMS)}"
-            )
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(COMPARED)}")
         return text.split(",")
 
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--bounds", type=numbers, default=[0, 1, 2, 4, 8, 16])
-    parser.add_argument("--seeds", type=numbers, default=list(range(300, 308)))
-    parser.add_argument("--algorithms", type=names, default=list(ALGORITHMS))
+    parser = parser_of(__doc__.splitlines()[0], bounds=[0, 1, 2, 4, 8, 16], results="staleness")
+    parser.add_argument("--algorithms", type=names, default=list(COMPARED))
+    return parser.parse_args()
+
+
+def parser_of(title: str, bounds: list[int], results: str) -> argparse.ArgumentParser:
+    """Returns a parser of the arguments that such studies have in common.
+
+    Args:
+      bounds: default of `--bounds`.
+      results: name of the default file of results, without its suffix.
+    """
+    parser = argparse.ArgumentParser(description=title)
+    parser.add_argument("--bounds", type=_numbers, default=bounds)
+    parser.add_argument("--seeds", type=_numbers, default=list(range(300, 308)))
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument(
         "--sft-steps", type=int, default=SFT_STEPS, help="if there is no warm start"
     )
-    parser.add_argument("--results", type=Path, default=ROOT / "docs" / "staleness.jsonl")
+    parser.add_argument("--results", type=Path, default=ROOT / "docs" / f"{results}.jsonl")
     parser.add_argument("--warm-starts", type=Path, default=ROOT / "runs" / "staleness")
     parser.add_argument("--report", action="store_true", help="only report the results so far")
-    return parser.parse_args()
+    return parser
 
 
 if __name__ == "__main__":
