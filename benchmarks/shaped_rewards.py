@@ -34,7 +34,6 @@ SETTINGS = (
     "algorithm.keep=first",
     "trainer.groups_per_step=48",
     "trainer.group_size=8",
-    "optimizer.learning_rate=0.0003",  # At that of the config GRPO falls on the outcome alone.
 )
 SHAPED = "task.reward=exact + 0.1 * length_band(greatest=1, margin=4)"
 FILTER = "algorithm.filter=outcome"
