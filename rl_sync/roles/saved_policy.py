@@ -208,6 +208,5 @@ def model_of_run(settings: RunSettings, task: Task) -> ModelConfig:
     should not be limited to the lengths of training.
     """
     model = lora.merged_config(wiring.model_config(settings, task))
-    if settings.model.path is not None:
-        return model
-    return dataclasses.replace(model, max_length=max(model.max_length, _LEAST_POSITIONS))
+    longest = settings.model.longest() or _LEAST_POSITIONS
+    return dataclasses.replace(model, max_length=max(model.max_length, longest))

@@ -284,6 +284,14 @@ class ModelSettings:
         """
         return self.num_kv_heads if self.path is None else self._read(self.path).num_kv_heads
 
+    def longest(self) -> int | None:
+        """Returns how many tokens the checkpoint was made for; None without one.
+
+        Raises:
+          ConfigError: `path` is not a checkpoint that can be read.
+        """
+        return None if self.path is None else self._read(self.path).max_length
+
     def _stored(self, path: str, vocab_size: int, max_length: int, sees: bool) -> ModelConfig:
         stored = self._read(path, sees)
         require(

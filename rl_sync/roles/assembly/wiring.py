@@ -653,7 +653,7 @@ def batching(
         of_episodes=settings.plays,
         with_segments=settings.has_segments,
         # The text of a completion says that it ends with a stop string, and not its last token.
-        with_truncated=bool(settings.rollout.stop_texts),
+        with_truncated=settings.algorithm.generates and bool(settings.rollout.stop_texts),
         shared_row_tokens=shared,
         mask_words=mask_words,
         records=records,

@@ -145,6 +145,18 @@ def test_a_run_with_other_characters_is_refused(tmp_path):
         teacher_models(settings, wiring.load_task(settings))
 
 
+def test_a_run_from_a_checkpoint_teaches_longer_rows_than_its_own(tmp_path):
+    fields = {"model__path": QWEN, "algorithm__name": "grpo", "task__max_prompt_tokens": 4}
+    settings, short = _with(tmp_path, **fields)
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(settings.resolved()))
+    settings, task = _with(tmp_path, teacher__path=str(path), teacher__step="0")
+    assert short.row_tokens < task.row_tokens
+    (model,) = teacher_models(settings, task)
+    assert model.max_length == task.row_tokens
+
+
 def test_a_run_without_snapshots_is_refused_unless_its_start_teaches(tmp_path):
     path = _run(tmp_path, seed=3)
     fields = {"algorithm__name": "on_policy_distillation", "teacher__path": path}

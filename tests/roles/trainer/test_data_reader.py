@@ -9,8 +9,10 @@ import pytest
 
 from rl_sync.algorithms.algorithm import ALGORITHMS
 from rl_sync.cluster.session import RunStoppedError
+from rl_sync.roles.assembly import wiring
 from rl_sync.roles.trainer.data_reader import DataReader, drawing
 from rl_sync.types import NO_LEASE
+from tests.settings.changed import settings_with
 from tests.tasks.loading import load
 
 SFT, REWARD_MODEL = ALGORITHMS["sft"], ALGORITHMS["reward_model"]
@@ -79,3 +81,15 @@ def test_a_pair_s_margin_is_the_reward_of_the_chosen_completion():
     )
     _, _, rewards = drawing(REWARD_MODEL, wide)(4, [0])
     assert rewards.tolist() == [0.5, 0.0, 0.5, 0.0]
+
+
+def test_demonstrations_are_laid_out_where_rollouts_would_have_stop_strings():
+    settings = settings_with(
+        algorithm__name="sft", rollout__stop_strings="\\n", task__arithmetic__held_out_problems=9
+    )
+    of_run = wiring.load_task(settings)
+    rollouts = SimpleNamespace(settings=settings, check=lambda: None)
+    groups = DataReader(rollouts, drawing(settings.algorithm, of_run)).next(1).groups
+    batch = wiring.batching_of(settings, of_run).batch(groups)
+    assert batch.truncated is None
+    assert len(batch.rewards) == settings.trainer.groups_per_step * settings.trainer.group_size
