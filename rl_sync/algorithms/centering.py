@@ -86,8 +86,9 @@ def drift(
       of: outcomes of the draw; see `outcomes`.
 
     Returns:
-      Σ_H sg(q(v) c(v) − α p(v)) log p(v), with α = ρ c of the other tokens; and the size of the
-      coefficients, Σ_H |q(v) c(v) − α p(v)|.
+      Σ_H sg(q(v) c(v) − α p(v)) log p(v), with α = ρ c of the other tokens; and the size of its
+      gradient in the logits of all tokens, Σ_v |m(v) − p(v) Σ m|, with m(v) = q(v) c(v) − α p(v)
+      in H and 0 elsewhere. It is 0 where q is p and c the same for all tokens.
     """
 
     def slope(policy: Array, sampler: Array, proximal: Array | None) -> Array:
@@ -100,7 +101,17 @@ def drift(
         share = jnp.exp(of.sampler[..., K:] - of.policy[..., K:])
         coefficients -= share * slopes[..., K:] * jnp.exp(of.policy[..., :K])
     coefficients = jax.lax.stop_gradient(coefficients)
-    return (coefficients * known).sum(axis=-1), jnp.abs(coefficients).sum(axis=-1)
+    return (coefficients * known).sum(axis=-1), _size(coefficients, of.policy[..., :K])
+
+
+def _size(
+    coefficients: Float[Array, "B T K"], policy: Float[Array, "B T K"]
+) -> Float[Array, "B T"]:
+    """Computes the size of the gradient in the logits; tokens without coefficients are one."""
+    probabilities = jnp.exp(policy)
+    total = coefficients.sum(axis=-1)
+    inside = jnp.abs(coefficients - probabilities * total[..., None]).sum(axis=-1)
+    return inside + jnp.maximum(1 - probabilities.sum(axis=-1), 0) * jnp.abs(total)
 
 
 def total_variation(of: Outcomes) -> Float[Array, "B T"]:

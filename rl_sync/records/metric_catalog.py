@@ -243,8 +243,9 @@ _POLICY = (
     ),
     Metric(
         "score_drift",
-        "Size of what `algorithm.score_centering` subtracts at a token: the sum of the absolute"
-        " coefficients of the score's expectation under the sampler, advantages included.",
+        "Size of what `algorithm.score_centering` subtracts at a token, advantages included: the"
+        " sum over the vocabulary of the absolute gradient in the logits. It is 0 where the sampler"
+        " is the policy.",
     ),
     Metric(
         "effective_sample_share",

@@ -218,3 +218,25 @@ def test_a_sampler_without_a_record_changes_nothing():
         return centering.drift(lambda logprobs, *_: -logprobs, policy, outcomes)
 
     np.testing.assert_allclose(drift(policy), 0, atol=1e-12)
+
+
+@pytest.mark.parametrize("k", [VOCAB, 5])
+def test_the_size_of_the_drift_is_that_of_its_gradient_and_0_where_the_sampler_is_the_policy(k):
+    @jax.jit
+    def size_and_gradient(sampler):
+        ids, behavior = recorded(jax.nn.log_softmax(sampler), k)
+        behavior = behavior[:k] if k == VOCAB else behavior
+
+        def term(logits):
+            known = jax.nn.log_softmax(logits)[ids][None, None]
+            outcomes = centering.outcomes(known, behavior[None, None], None)
+            found = centering.drift(lambda logprobs, *_: -logprobs, known, outcomes)
+            return jnp.squeeze(jnp.stack(found))
+
+        drift = jax.grad(lambda logits: term(logits)[0])(jnp.asarray(POLICY))
+        return term(jnp.asarray(POLICY))[1], jnp.abs(drift).sum()
+
+    np.testing.assert_allclose(size_and_gradient(POLICY), 0, atol=1e-5)
+    size, gradient = size_and_gradient(SAMPLER)
+    np.testing.assert_allclose(size, gradient, rtol=1e-4)
+    assert size > 0.1
