@@ -104,8 +104,8 @@ class MathAnswer:
                 algebra.read(written(part), self.limit_secs, int(self.memory_mb * 1e6))
         except (algebra.UnreadableFormulaError, algebra.LimitError) as error:
             raise ValueError(
-                f"row[{self.field!r}]={_short(gold)} cannot be used: {error}. Correct the row, or"
-                " leave it out."
+                f"row[{self.field!r}]={_short(gold)} cannot be used: {error}. Correct the row,"
+                " leave it out, or take another reward, such as exact."
             ) from error
         except (algebra.BusyError, NoLimitsError):
             return  # This process cannot check it; a worker will.

@@ -82,7 +82,7 @@ def test_under_latest_pulls_the_prompt_of_a_failed_episode_is_leased_again(runs)
     assert with_holes <= set(dict(dropped)), "its prompt was not leased again"
     whys = {one["why"] for one in failed_episodes(run)}
     assert "ArithmeticError: the board is broken" in whys
-    assert "Episodes that failed, each beginning counted:" in run.output
+    assert "Failed attempts at episodes:" in run.output
     assert processes_of(run.workdir) == {}
 
 

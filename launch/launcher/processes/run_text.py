@@ -179,4 +179,4 @@ def _failures(balance: Balance) -> list[str]:
     if not balance.failed:
         return []
     reasons = ", ".join(f"{n} ({why})" for why, n in balance.failed.items())
-    return [f"Episodes that failed, each beginning counted: {reasons}; ledger.jsonl says why"]
+    return [f"Failed attempts at episodes: {reasons}; ledger.jsonl says why"]

@@ -113,6 +113,6 @@ def test_the_final_report_says_how_many_episodes_failed_and_for_what(tmp_path):
     balance = Balance(9, 8, 0, 0, {"time-out": 1}, 0, failed)
     told = final_report(settings, Summary(RunResult(), balance))
     assert "9 leased = 8 trained, 0 still buffered, 1 dropped (time-out)" in told
-    assert "failed, each beginning counted: 7 (environment failure), 2 (time-out);" in told
+    assert "Failed attempts at episodes: 7 (environment failure), 2 (time-out);" in told
     none = final_report(settings, Summary(RunResult(), balance._replace(failed={})))
     assert "failed" not in none
