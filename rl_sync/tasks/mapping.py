@@ -33,6 +33,7 @@ from rl_sync.tasks.pictures.shown_contents import shown_contents
 from rl_sync.tasks.row_formats import RowFormat
 from rl_sync.tasks.tokenizers.prompt_messages import PromptMessages
 from rl_sync.tasks.tokenizers.tokenizer import Messages
+from rl_sync.thoughts import split
 
 SECTION = "task.dataset"
 """Section of the settings that say what fields mean; other sections only have sources of rows."""
@@ -40,6 +41,20 @@ SECTION = "task.dataset"
 _MISSING = object()
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _SHOWN_CHARACTERS = 200
+_USUAL_NAMES = {
+    "prompt": ("prompt", "question", "problem", "instruction", "query", "input"),
+    "answer": (
+        "answer",
+        "ground_truth",
+        "reward_model.ground_truth",
+        "final_answer",
+        "solution",
+        "target",
+        "output",
+        "response",
+    ),
+}
+"""Fields that public data sets have for a setting of `task.dataset`, the likelier ones first."""
 
 
 class Example(NamedTuple):
@@ -100,24 +115,26 @@ def example(
     try:
         found = _example(row, row_format, placeholder)
     except _OtherFieldError as error:
-        raise ValueError(f"{error} {_way_out(error.field, row_format, section)}") from error
+        raise ValueError(f"{error} {_way_out(row, error.field, row_format, section)}") from error
     if found.unanswered:
         assert row_format.answer is not None, "an answer that is missing has a field"
-        way_out = _way_out(row_format.answer, row_format, section)
+        way_out = _way_out(row, row_format.answer, row_format, section)
         return found._replace(unanswered=f"{found.unanswered} {way_out}")
     return found
 
 
-def _way_out(field: str, row_format: RowFormat, section: str) -> str:
-    """Says which setting names another field."""
+def _way_out(row: DataRow, field: str, row_format: RowFormat, section: str) -> str:
+    """Says which setting names another field, and which field of the row may be meant."""
     names = [one.name for one in dataclasses.fields(row_format)]
-    named = (name for name in names if getattr(row_format, name) == field)
-    setting = f"{SECTION}.{next(named, 'template')}"
-    if field in row_format.template_fields:
-        setting = f"{SECTION}.template"
+    named = next((name for name in names if getattr(row_format, name) == field), "template")
+    name = "template" if field in row_format.template_fields else named
+    there = [path for path in _USUAL_NAMES.get(name, ()) if _at(row.fields, path) is not _MISSING]
+    found = next((path for path in there if path != field), None)
     if section != SECTION:
-        return f"With task.name=dataset, {setting} can name another field."
-    return f"If another field is meant, change {setting}."
+        perhaps = f", perhaps {found!r}" if found else ""
+        return f"With task.name=dataset, {SECTION}.{name} can name another field{perhaps}."
+    perhaps = f", perhaps to {found!r}" if found else ""
+    return f"If another field is meant, change {SECTION}.{name}{perhaps}."
 
 
 def _example(row: DataRow, row_format: RowFormat, placeholder: str) -> Example:
@@ -129,11 +146,13 @@ def _example(row: DataRow, row_format: RowFormat, placeholder: str) -> Example:
         except ValueError as error:
             raise _OtherFieldError(*_told(row, row_format.choices, str(error))) from error
     unanswered = _unanswered(row, row_format.answer)
-    answer = "" if unanswered else _answer(row, row_format, choices)
+    replied = "" if unanswered else _answer(row, row_format, choices)
     given = None
     if row_format.answer is not None:
         given = without_padding(_lookup(row, row_format.answer))
-    demonstration = None if _has_several_answers(given) else answer or None
+    # Rewards compare it with the policy's reply, whose thoughts they do not get either.
+    answer = (split(replied).answer if is_messages(given) else "") or replied
+    demonstration = None if _has_several_answers(given) else replied or None
     if row_format.demonstration is not None:
         shown = _lookup(row, row_format.demonstration)
         there = shown not in (_MISSING, None, "") and not is_messages(shown)

@@ -44,6 +44,17 @@ def test_one_turn_of_share_gpt_is_a_question_and_its_answer():
     assert (found.prompt, found.answer, MESSAGES in found.fields) == ("2+2?", "4", False)
 
 
+def test_thoughts_of_a_reply_are_imitated_and_no_part_of_the_answer_for_rewards():
+    thought = {"from": "gpt", "value": "<think>\n2 and 2.\n</think>\n\n4"}
+    for turns in ([ASKED, thought], [ASKED, SAID, AGAIN, thought]):
+        found = _mapped({"conversations": turns}, MESSAGES_FORMAT)
+        assert found.answer == "4"
+        shown = found.demonstration if found.dialogue is None else _said(found)[-1][1]
+        assert shown == thought["value"]
+    cut = {"from": "gpt", "value": "<think>\n2 and"}
+    assert _mapped({"conversations": [ASKED, cut]}, MESSAGES_FORMAT).answer == cut["value"]
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -248,3 +259,23 @@ def test_rows_of_public_data_sets_become_problems_by_settings_alone(tmp_path, su
             path = write_lines(tmp_path / f"{number}.jsonl", [row])
             (prompt,) = dataset(path, held_out_path=str(path), **settings).train
             assert (prompt.text, prompt.answer) == asked
+
+
+@pytest.mark.parametrize(
+    ("fields", "way_out"),
+    [
+        ({"question": "2+2?", "answer": "4"}, "task.dataset.prompt, perhaps to 'question'."),
+        ({"prompt": "2+2?", "ground_truth": "4"}, "answer, perhaps to 'ground_truth'."),
+        (
+            {"prompt": "2+2?", "reward_model": {"ground_truth": "4"}},
+            "task.dataset.answer, perhaps to 'reward_model.ground_truth'.",
+        ),
+        ({"prompt": "2+2?", "key": "4"}, "change task.dataset.answer."),
+    ],
+)
+def test_a_refusal_names_the_field_that_other_data_sets_have_there(fields, way_out):
+    try:
+        told = _mapped(fields, FORMATS["plain"]).unanswered
+    except ValueError as error:
+        told = str(error)
+    assert told.endswith(way_out)
