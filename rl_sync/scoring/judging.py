@@ -356,6 +356,8 @@ class MasterScoring:
         items = example_rows(rows, _TRIED_ROWS, self._encoded)
         try:
             judged = self._judge.judge(items)
+        except concurrent.futures.CancelledError:
+            return  # The run ends already, and its workers with it.
         except (TimeoutError, OSError, RuntimeError, TypeError) as error:
             self._fail(f"The reward cannot be used: {error}")
             return

@@ -1,7 +1,9 @@
 """The master's judging: records, metrics, and the limit of completions that cannot be judged."""
 
+import concurrent.futures
 import functools
 import math
+import threading
 import time
 import types
 
@@ -298,3 +300,21 @@ def test_a_reward_that_judges_none_of_the_first_problems_stops_the_run_before_it
         assert not failed or "judged none of the first problems" in desk.failures[0]
         # Rewards of the length read tokens; an answer ends like a completion.
         assert desk.judge.tokens == [[*TASK.tokenizer.encode(a), 1] for a in ("2", "4")]
+
+
+def test_a_trial_of_the_reward_ends_quietly_with_a_run_that_ends_first(tmp_path, monkeypatch):
+    faults, asked = [], threading.Event()
+    monkeypatch.setattr(threading, "excepthook", faults.append)
+    desk = Desk(tmp_path)
+
+    def cancelled(*_):
+        asked.set()
+        raise concurrent.futures.CancelledError
+
+    desk.judge.judge = cancelled
+    desk.judging.start()
+    assert asked.wait(10)
+    for thread in threading.enumerate():
+        if thread.name == "reward trial":
+            thread.join(10)
+    assert (faults, desk.failures) == ([], [])
