@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from rl_sync.cluster.stop_progress import StopProgress, trainer_of
 from rl_sync.cluster.topology import members_of
 from rl_sync.display.live import describe_activity
+from rl_sync.launcher.command import program
 from rl_sync.launcher.processes.run_directory import counted_step, saved
 from rl_sync.launcher.processes.supervisor import Supervisor
 from rl_sync.messages.run_status import RunStatus
@@ -134,18 +135,19 @@ def how_to_go_on(settings: RunSettings, status: RunStatus | None = None) -> str:
     Args:
       status: its last known status.
     """
-    flag = f"--config.workdir={shlex.quote(settings.workdir)}"
+    workdir = shlex.quote(settings.workdir)
+    resume = f"{program()} resume --workdir={workdir}"
     trained = counted_step(Workdir(settings.workdir), settings)
     if trained is not None:
-        return f"To go on from trainer step {trained}, run the same command with {flag}"
+        return f"To go on from trainer step {trained}, run: {resume}"
     sft_step, step = saved(Workdir(settings.workdir))
     missing = lost(settings, status)
     told = f"Lost, since no snapshot holds it: {missing}.\n" if missing else ""
     if step is not None or sft_step is not None:
         where = f"SFT step {sft_step}" if step is None else f"trainer step {step}"
-        return f"{told}To go on from {where}, run the same command with {flag}"
+        return f"{told}To go on from {where}, run: {resume}"
     what = "saved" if missing else "trained"
     return (
         f"{told}Nothing was {what} yet, so there is nothing to go on from: the same command with"
-        f" {flag} starts anew."
+        f" --config.workdir={workdir} starts anew."
     )

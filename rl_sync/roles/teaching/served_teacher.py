@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from rl_sync.tasks.tokenizers.vocabularies import digest_of
 from rl_sync.types import Consumed, Group
 
 _ANSWER_SECS = 10.0
+_log = logging.getLogger(__name__)
 _RETRY_SECS = 1.0
 _ATTEMPTS = 3
 """Number of failures of a server after which the run ends."""
@@ -150,10 +152,10 @@ class TeacherClient:
         """Asks the server until it answers; returns nothing in processes that do not ask."""
         found: list[TeacherAnswer] = []
         deadline, before, failures = self._session.deadline(what, self._whom), 0, 0
-        trouble = "it computes"
+        trouble, is_told = "it computes", False
 
         def send(call: Await) -> Pending | None:
-            nonlocal failures, trouble
+            nonlocal failures, trouble, is_told
             assert self._client is not None
             try:
                 reply = self._client.call(call, self._session.settings.launch.call_secs)
@@ -166,7 +168,9 @@ class TeacherClient:
                         f"{self._whom} failed {failures} times: {error}. See what it printed."
                     ) from error
             except PeerLostError as error:
-                trouble = str(error)
+                if not is_told:
+                    _log.warning("%s Asking again until launch.wait_secs have passed.", error)
+                trouble, is_told = str(error), True
             else:
                 if isinstance(reply, Pending):
                     return reply

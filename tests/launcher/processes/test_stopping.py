@@ -201,5 +201,9 @@ def test_what_is_lost_is_said_and_how_to_go_on(settings, snapshots, status, lost
     assert stopping.lost(settings, status) == lost
     said = stopping.how_to_go_on(settings, status)
     assert goes_on in said
-    assert f"--config.workdir={settings.workdir}" in said
+    goes_on = goes_on.startswith("To go on")
+    named = (
+        f"resume --workdir={settings.workdir}" if goes_on else f"config.workdir={settings.workdir}"
+    )
+    assert named in said
     assert (f"Lost, since no snapshot holds it: {lost}." in said) == bool(lost)

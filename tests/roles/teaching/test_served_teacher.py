@@ -302,7 +302,7 @@ def test_a_failing_server_is_asked_again_and_then_ends_the_run(tmp_path, task):
         client.taught(Consumed(_groups(), []))
 
 
-def test_a_server_that_starts_late_is_waited_for(tmp_path, task):
+def test_a_server_that_starts_late_is_waited_for_and_the_log_says_so_once(tmp_path, task, caplog):
     (port,) = free_ports(HOST, 1)
     with (
         _client(tmp_path, task, f"{HOST}:{port}") as (client, _),
@@ -315,6 +315,8 @@ def test_a_server_that_starts_late_is_waited_for(tmp_path, task):
             taught = asked.result(20)
     assert script.calls == 1
     assert [group.served_ids for group in taught.groups] == [None, None]
+    [told] = [line for line in caplog.messages if "Asking again" in line]
+    assert f"No answer from the teacher server at {HOST}:{port}" in told
 
 
 def test_a_server_with_another_secret_is_an_error_at_once(tmp_path, task):
