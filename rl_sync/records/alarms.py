@@ -316,7 +316,7 @@ ALARMS: tuple[AlarmKind, ...] = (
     AlarmKind(
         "restarts",
         "A role died and was started again.",
-        "Its file in logs/ says why.",
+        "restarts.jsonl says how it ended, and its file in logs/ what it did before.",
         _restarts,
     ),
 )
