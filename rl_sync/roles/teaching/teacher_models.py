@@ -166,8 +166,11 @@ def _read(settings: RunSettings, path: str) -> tuple[Tokenizer, ModelConfig]:
             return pretrained.load(TokenizerConfig(str(directory), "no")), stored
         except (ValueError, OSError) as error:
             raise ConfigError(f"{_named(settings, path)}: {error}") from error
-    if _step(settings, path) is None:
-        require_snapshot(_workdir(path))
+    try:
+        if _step(settings, path) is None:
+            require_snapshot(_workdir(path))
+    except ConfigError as error:
+        raise ConfigError(f"teacher.step of {_named(settings, path)}: {error}") from error
     run = settings_of_run(_workdir(path))
     task = wiring.load_task(run)
     return task.tokenizer, model_of_run(run, task)

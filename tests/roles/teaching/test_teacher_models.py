@@ -162,7 +162,7 @@ def test_a_run_without_snapshots_is_refused_unless_its_start_teaches(tmp_path):
     fields = {"algorithm__name": "on_policy_distillation", "teacher__path": path}
     settings = settings_with(**fields)
     task = wiring.load_task(settings)
-    with pytest.raises(ConfigError, match="has no snapshot yet"):
+    with pytest.raises(ConfigError, match=r"teacher.step of teacher.*has no snapshot yet"):
         teacher_models(settings, task)
     (model,) = teacher_models(settings_with(**fields, teacher__step="0"), task)
     assert model == wiring.trainer_model(settings, task)
