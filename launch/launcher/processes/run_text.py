@@ -91,6 +91,9 @@ def _accuracy(result: RunResult, algorithm: Algorithm) -> list[str]:
     if (values := result.sft) is not None:
         lines.append(f"SFT: {values['step']} steps, loss {values['loss']:.3f}")
     for moment, values in result.evaluations.items():
+        if not values["problems"]:
+            lines.append(f"Held-out accuracy {moment}: unknown, as no completion could be judged")
+            continue
         lines.append(
             f"Held-out accuracy {moment}: {accuracy.describe_share(values['accuracy'])} of"
             f" {values['problems']}"
