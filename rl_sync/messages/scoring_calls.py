@@ -46,8 +46,8 @@ class ScoredCompletion(NamedTuple):
     Attributes:
       score: its reward; None if it could not be scored.
       solved: whether the first term of the reward is 1 or more.
-      parts: score by each part of the reward, in the order of `rl_sync.rewards.reward_parts`, and 0
-        by those that do not apply; empty for a reward of one part.
+      parts: score by each part of the reward, in the order of `rl_sync.rewards.reward_parts`, and
+        NaN by those that give none; empty for a reward of one part.
     """
 
     score: float | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -157,7 +158,7 @@ class MasterScoring:
             ScoredCompletion(
                 one.score,
                 self.solves(one),
-                tuple(one.components.get(label, 0.0) for label in self._parts),
+                tuple(one.components.get(label, math.nan) for label in self._parts),
             )
             for one in self.judgements(items)
         )

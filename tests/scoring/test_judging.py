@@ -90,13 +90,13 @@ def test_each_batch_of_completions_is_a_span_of_the_master(tmp_path):
     assert second.attributes == of(1)
 
 
-def test_verdicts_have_the_scores_by_parts_and_0_by_parts_that_do_not_apply(tmp_path):
+def test_verdicts_have_the_scores_by_parts_and_nan_by_parts_that_give_none(tmp_path):
     desk = Desk(tmp_path, parts=("extra", "main", "absent"))
-    assert [one.parts for one in desk("1", "0.25", "?")] == [
-        (0.5, 1.0, 0.0),
-        (0.5, 0.25, 0.0),
-        (0.0, 0.0, 0.0),
-    ]
+    none = math.nan
+    np.testing.assert_array_equal(
+        [one.parts for one in desk("1", "0.25", "?")],
+        [(0.5, 1.0, none), (0.5, 0.25, none), (none, none, none)],
+    )
 
 
 def test_verdicts_come_with_what_the_main_term_says(tmp_path):

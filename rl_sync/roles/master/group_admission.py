@@ -78,15 +78,17 @@ def _marked(state: MasterState, lease_ids: Sequence[int]) -> MasterState:
 def score_columns(
     verdicts: Sequence[ScoredCompletion],
 ) -> tuple[Float[np.ndarray, " rows"], Float[np.ndarray, "rows K"] | None]:
-    """Returns rewards, and scores by each part of the reward; None if it has one part.
+    """Returns a group's rewards, and scores by each part of the reward; None if it has one part.
 
-    Completions that could not be scored have NaN.
+    Completions that could not be scored have NaN. To others, a part that gives them no score gives
+    its mean over the group, which changes no advantage, or 0 if it scores none of them.
     """
     known = np.array([one.score is not None for one in verdicts], bool)
     rewards = np.array([one.score if one.score is not None else np.nan for one in verdicts])
     parts = np.array([one.parts for one in verdicts], np.float32).reshape(len(verdicts), -1)
     parts = np.where(known[:, None], parts, np.float32(np.nan))
-    return rewards.astype(np.float32), parts if parts.size else None
+    columns = [np.where(known, filled(column, False)[0], column) for column in parts.T]
+    return rewards.astype(np.float32), np.stack(columns, axis=1) if columns else None
 
 
 def filled(

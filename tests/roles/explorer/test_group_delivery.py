@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import math
 import threading
 import time
 import types
@@ -17,6 +18,7 @@ from rl_sync.messages.master_calls import Happened
 from rl_sync.messages.scoring_calls import ScoredCompletion, Scores
 from rl_sync.replay.replay_interface import ReplayUnavailableError
 from rl_sync.roles.explorer.group_delivery import GroupDelivery
+from rl_sync.roles.master.group_admission import score_columns
 from rl_sync.scoring.score_requests import begun_of, last_replies
 from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
 from rl_sync.types import Prompt
@@ -358,3 +360,18 @@ def test_an_insertion_waits_for_a_replay_server_that_may_be_started_again():
     one.deliver([Group(3)])
     assert [items for _, items, _ in one._replay.inserted] == [[{"n": 3}]]
     one.close()
+
+
+def test_a_part_that_gives_some_completions_no_score_moves_no_advantage_of_theirs():
+    nan = math.nan
+    verdicts = [
+        ScoredCompletion(1.5, True, (1.0, 0.5, nan)),
+        ScoredCompletion(1.0, True, (1.0, nan, nan)),
+        ScoredCompletion(None, False, (nan, nan, nan)),
+        ScoredCompletion(0.25, False, (0.0, 0.25, nan)),
+    ]
+    rewards, parts = score_columns(verdicts)
+    np.testing.assert_array_equal(rewards, np.float32([1.5, 1.0, nan, 0.25]))
+    np.testing.assert_array_equal(
+        parts, np.float32([[1, 0.5, 0], [1, 0.375, 0], [nan, nan, nan], [0, 0.25, 0]])
+    )
