@@ -189,6 +189,12 @@ _POLICY = (
         " `algorithm.distillation=exact`, at least its part of `topk`, or k3 of the drawn tokens.",
         unit="nats",
         normal="falls",
+        alarm=Threshold(
+            "nothing is left to learn from the teacher; from the first step on it is the policy"
+            " itself (`teacher.path`, `teacher.step`)",
+            most=1e-7,
+            name="teacher",
+        ),
     ),
     Metric(
         "kl_coefficient",

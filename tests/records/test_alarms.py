@@ -27,6 +27,7 @@ HEALTHY = {
     UNPRINTABLE: 0.0,
     "clip_fraction": 0.1,
     "kl_reference": 0.05,
+    "kl_teacher": 0.4,
     "kl_behavior_proximal": 0.02,
     "kl_proximal_current": 0.02,
     "effective_sample_share": 0.9,
@@ -57,6 +58,7 @@ TROUBLES = {
         ]
     },
     "shaping alone": {"groups_shaped_only": 0.5},
+    "teacher": {"kl_teacher": 0.0},
     "skipped updates": {"skipped_updates": 2},
     "failed episodes (time-out)": {"episode/ended/time-out": 0.1},
     "failed episodes (environment failure)": {"episode/ended/environment_failure": 0.4},
@@ -212,7 +214,7 @@ def test_a_critic_may_be_wrong_in_the_first_steps():
 def test_the_text_about_a_metric_and_its_alarm_have_the_same_numbers():
     kinds = {kind.name: kind for kind in ALARMS}
     found = dict(metric_catalog.thresholds())
-    assert len(found) == 15
+    assert len(found) == 16
     for metric, threshold in found.items():
         name = next(name for name in kinds if metric in kinds[name].condition)
         said = str(metric_catalog.find("rl", metric).alarm)
