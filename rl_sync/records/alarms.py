@@ -240,7 +240,7 @@ def _beyond(metric: str, threshold: Threshold) -> Callable[[Evidence], str]:
             return ""
         return (
             f"{metric} was {_mean(values):.3g} on average in the last {len(values)} trainer steps:"
-            f" {threshold.bound} is a trouble"
+            f" the alarm is for {threshold.bound}"
         )
 
     return found

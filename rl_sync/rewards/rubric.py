@@ -333,7 +333,8 @@ def _judgement(found: object) -> Judgement:
         text = _short(repr(found), 80)
     except Exception:  # A user's class whose own methods fail.
         text = f"a {type(found).__name__}"
-    raise ValueError(f"it returned {text}, not a number or a Judgement")
+    way_out = "; a Judgement.unknown(why) gives no score" * (found is None)
+    raise ValueError(f"it returned {text}, not a number or a Judgement{way_out}")
 
 
 def _plain(value: object) -> Any:

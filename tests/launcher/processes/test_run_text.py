@@ -99,7 +99,7 @@ def test_the_final_report_tells_of_a_policy_that_rl_has_wrecked(tmp_path):
     alarms = sorted(line for line in told.splitlines() if line.startswith("ALARM"))
     assert len(alarms) == 2
     assert alarms[0].startswith("ALARM since trainer step 4: Effective_sample_share was 0.09 on")
-    assert "0.5 or less while rewards fall is a trouble" in alarms[0]
+    assert "the alarm is for 0.5 or less while rewards fall" in alarms[0]
     assert alarms[1].startswith(
         "ALARM since trainer step 4: Held-out accuracy fell from 75.0% before RL (95% interval"
         " 70.0% to 80.0%) to 12.0% after trainer step 4"
