@@ -14,7 +14,7 @@ import urllib.parse
 import numpy as np
 import pytest
 
-from rl_sync.addons.agents.endpoint import http_server
+from rl_sync.addons.agents.endpoint import limited_server
 from rl_sync.addons.agents.endpoint.http_server import AgentEndpoint
 from rl_sync.addons.agents.endpoint.inbox import Inbox
 from rl_sync.environments.hosts.episode_limits import Access
@@ -197,7 +197,7 @@ def test_a_client_that_hangs_up_costs_no_other_stream_and_can_ask_again(endpoint
 
 
 def test_a_client_that_reads_nothing_holds_its_connection_for_a_limited_time(monkeypatch):
-    monkeypatch.setattr(http_server, "_SILENT_SECS", 1)
+    monkeypatch.setattr(limited_server, "_SILENT_SECS", 1)
     with contextlib.closing(AgentEndpoint()) as endpoint:
         episode = Episode(endpoint)
         parts = urllib.parse.urlsplit(episode.url)
