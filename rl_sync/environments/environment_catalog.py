@@ -29,7 +29,7 @@ BY_SET = "by_set"
 ENVIRONMENTS = {
     "agent": EnvironmentKind(
         "rl_sync.addons.agents.agent:Agent",
-        "Runs an agent: any program that asks an OpenAI-compatible endpoint for replies.",
+        "Runs an agent: any program that asks an endpoint (OpenAI, Anthropic) for replies.",
         branches=True,
     ),
     "calculator": EnvironmentKind(

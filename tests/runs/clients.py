@@ -1,4 +1,4 @@
-"""Agents as people write them: with the client of OpenAI, and with the Agents SDK."""
+"""Agents as people write them: with the clients of OpenAI and Anthropic, and the Agents SDK."""
 
 import asyncio
 
@@ -28,6 +28,24 @@ async def fan_out(row, settings):
     async for chunk in stream:
         content += chunk.choices[0].delta.content or ""
     return {"length": float(len(content) + sum(map(len, texts)) % 2)}
+
+
+def with_anthropic(row, settings):
+    """Holds a conversation of two turns, the second as a stream, with the client of Anthropic."""
+
+    import anthropic
+
+    client = anthropic.Anthropic()  # The variables have the episode's address and key.
+    asked = {"model": settings.model, "max_tokens": 64}
+    messages = [{"role": "user", "content": row["prompt"]}]
+    first = client.messages.create(messages=messages, **asked)
+    messages += [
+        {"role": "assistant", "content": first.content},
+        {"role": "user", "content": "="},
+    ]
+    with client.messages.stream(messages=messages, **asked) as stream:
+        text = stream.get_final_text()
+    return float(len(text) % 2)
 
 
 async def sdk(row, settings):

@@ -102,6 +102,22 @@ def test_a_run_learns_from_an_agent_that_asks_several_things_at_once(runs, mode)
 
 @pytest.mark.nightly
 @every_mode
+def test_a_run_learns_from_an_agent_of_anthropic(runs, mode):
+    run = runs.get(
+        *CLIENTS,
+        *mode_flags(mode),
+        "--config.environment.name=agent(function='tests/runs/clients.py:with_anthropic')",
+    )
+    steps = read_metrics(run.workdir, "rl")
+    assert [step["step"] for step in steps] == [1, 2]
+    for step in steps:
+        assert (step["episode/turns"], step["episode/segments"]) == (2.0, 1.0)
+        assert step["episode/ended/done"] == 1.0
+        assert step["reward/unjudged"] == 0.0
+
+
+@pytest.mark.nightly
+@every_mode
 def test_a_run_learns_from_an_agent_of_the_agents_sdk(runs, mode):
     pytest.importorskip("agents", reason="needs the Agents SDK: pip install openai-agents")
     run = runs.get(

@@ -52,10 +52,11 @@ class ClientSettings:
 
 
 class Agent:
-    """Runs a program, or calls a function, which talks to an OpenAI-compatible endpoint.
+    """Runs a program, or calls a function, which asks an endpoint for replies.
 
-    A program finds the endpoint in `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL`, a seed
-    in `RL_SYNC_SEED`, and the row of data as JSON on its standard input and in the file
+    The endpoint serves clients of OpenAI and of Anthropic. A program finds it in `OPENAI_BASE_URL`,
+    `OPENAI_API_KEY` and `OPENAI_MODEL`, or in `ANTHROPIC_BASE_URL` and so on, a seed in
+    `RL_SYNC_SEED`, and the row of data as JSON on its standard input and in the file
     `RL_SYNC_ROW`. A function is called with the row and `ClientSettings`; it may be `async`, and
     may return a reward, or rewards by name. docs/agents.md has an example.
 
@@ -161,6 +162,10 @@ def _variables(settings: ClientSettings, row_path: str) -> dict[str, str]:
         "OPENAI_BASE_URL": settings.base_url,
         "OPENAI_API_KEY": settings.api_key,
         "OPENAI_MODEL": settings.model,
+        # Clients of Anthropic write the version of the protocol themselves.
+        "ANTHROPIC_BASE_URL": settings.base_url.removesuffix("/v1"),
+        "ANTHROPIC_API_KEY": settings.api_key,
+        "ANTHROPIC_MODEL": settings.model,
         "RL_SYNC_ROW": row_path,
         "RL_SYNC_SEED": str(settings.seed),
         # Requests to the endpoint must not use a proxy.

@@ -7,7 +7,7 @@ import json
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,7 @@ class AgentHost:
       limits: limits of time, memory and number.
       access: the ways into the endpoint.
       thoughts: marks around the reasoning of replies.
+      count: counts the tokens of a conversation; None if nothing here can.
 
     Raises:
       ValueError: the reference cannot be imported, or its options cannot be used.
@@ -76,6 +77,7 @@ class AgentHost:
         limits: HostLimits | None = None,
         access: Access | None = None,
         thoughts: tuple[ThoughtMarks, ...] = KNOWN,
+        count: Callable[[Turn], int] | None = None,
     ) -> None:
         self._limits = limits or HostLimits()
         construction = Construction.of(reference)
@@ -85,7 +87,7 @@ class AgentHost:
         in_all = dataclasses.replace(self._limits, limit_secs=self._deadline_secs)
         self._processes = ProcessHost(reference, in_all)
         try:
-            self._endpoint = AgentEndpoint(access)
+            self._endpoint = AgentEndpoint(access, count)
         except BaseException:
             self._processes.close()
             raise
@@ -222,7 +224,10 @@ class AgentHost:
         if end.reason == "environment failure":
             return Failure(end.why, "raised")
         if not episode.replies:
-            why = "the agent ended without a request: it is to use OPENAI_BASE_URL"
+            why = (
+                "the agent ended without a request: it is to use OPENAI_BASE_URL or"
+                " ANTHROPIC_BASE_URL"
+            )
             return Failure(why, "raised")
         return _judged(episode, end)
 

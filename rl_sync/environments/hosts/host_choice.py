@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rl_sync.environments.environment_catalog import AGENT_HOST
 from rl_sync.environments.hosts.construction import Construction
 from rl_sync.environments.hosts.episode_limits import Access, HostLimits
 from rl_sync.environments.hosts.host import Host
 from rl_sync.environments.hosts.inline_host import InlineHost
 from rl_sync.environments.hosts.process_host import ProcessHost
+from rl_sync.environments.interface import Turn
 from rl_sync.references import resolve
 from rl_sync.thoughts import KNOWN, ThoughtMarks
 
@@ -17,6 +20,7 @@ def host_of(
     limits: HostLimits | None = None,
     access: Access | None = None,
     thoughts: tuple[ThoughtMarks, ...] = KNOWN,
+    count: Callable[[Turn], int] | None = None,
 ) -> Host:
     """Makes the host of an environment, of the kind that its class asks for.
 
@@ -30,6 +34,7 @@ def host_of(
       limits: limits of worker processes.
       access: the ways into the endpoint.
       thoughts: marks around the thoughts of replies.
+      count: counts the tokens of a conversation for agents that ask.
 
     Raises:
       ValueError: the environment cannot be imported, or has no such option.
@@ -38,6 +43,6 @@ def host_of(
     if construction.inline:
         return InlineHost(reference)
     if construction.asks_endpoint:
-        agents: Host = resolve(AGENT_HOST)(reference, limits, access, thoughts)
+        agents: Host = resolve(AGENT_HOST)(reference, limits, access, thoughts, count)
         return agents
     return ProcessHost(reference, limits)

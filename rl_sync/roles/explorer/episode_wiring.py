@@ -151,7 +151,13 @@ def _director(
         token = tokenizer.image_id(task.processor.marks)
         sight = Sight(task.processor, token, most_pixels)
     bridge = Bridge(tokenizer, sight)
-    host = host_of(construction.reference, limits, access, tokenizer.thoughts)
+    host = host_of(
+        construction.reference,
+        limits,
+        access,
+        tokenizer.thoughts,
+        lambda turn: len(bridge.first(turn).ids),
+    )
     # Agents get rows as they are written.
     placeholder = "" if construction.asks_endpoint else task.placeholder
     return Director(host, bridge, reader, settings, placeholder=placeholder, check=check)

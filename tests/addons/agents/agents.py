@@ -144,6 +144,45 @@ def tooling(row):
         ]
 
 
+def talking(row):
+    """Asks as an agent of Anthropic does, with the client's own reading of the variables."""
+    import anthropic
+
+    client = anthropic.Anthropic(max_retries=0)
+    messages, counts = [user(row["prompt"])], []
+    asked = {"model": os.environ["ANTHROPIC_MODEL"], "messages": messages}
+    for _ in range(3):
+        counts.append(client.messages.count_tokens(**asked).input_tokens)
+        reply = client.messages.create(max_tokens=64, thinking={"type": "adaptive"}, **asked)
+        is_counted = counts[-1] == reply.usage.input_tokens or len(counts) > 1
+        messages += [{"role": "assistant", "content": reply.content}, user("on")]
+    thoughts = [one["content"][0].type == "thinking" for one in messages[1::2]]
+    metrics = {"counted": float(is_counted), "grew": float(counts == sorted(set(counts)))}
+    send("outcome", {"rewards": {"thoughts": sum(thoughts)}, "metrics": metrics})
+
+
+def calling(row):
+    """Streams replies as an agent of Anthropic does, and calls tools until it gets no call."""
+    import anthropic
+
+    client = anthropic.Anthropic(max_retries=0)
+    function = LOOK["function"]
+    tool = {"name": "look", "input_schema": function["parameters"]}
+    messages = [user(row["prompt"])]
+    while True:
+        asked = {"model": "claude", "max_tokens": 64, "messages": messages, "tools": [tool]}
+        with client.messages.stream(**asked) as stream:
+            reply = stream.get_final_message()
+        if reply.stop_reason != "tool_use":
+            return
+        answers = [
+            {"type": "tool_result", "tool_use_id": one.id, "content": one.input["place"]}
+            for one in reply.content
+            if one.type == "tool_use"
+        ]
+        messages += [{"role": "assistant", "content": reply.content}, user(answers)]
+
+
 def bad(row):
     """Sends what a chat template refuses, reads the error, and goes on."""
     import openai

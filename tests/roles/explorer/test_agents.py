@@ -48,11 +48,16 @@ class Episodes:
             **{"name": name, "max_tokens": 200, "max_turns": 8, "attempts": 1, **settings}
         )
         reference = name.replace("agent(", "rl_sync.addons.agents.agent:Agent(", 1)
-        self.host = host_of(reference, HostLimits(workers=4, limit_secs=limit_secs))
+        bridge = Bridge(tokenizer)
+        self.host = host_of(
+            reference,
+            HostLimits(workers=4, limit_secs=limit_secs),
+            count=lambda turn: len(bridge.first(turn).ids),
+        )
         self.tokenizer = tokenizer
         self.director = Director(
             self.host,
-            Bridge(tokenizer),
+            bridge,
             ReplyReader(tokenizer, call_format(tokenizer)),
             self.settings,
         )
@@ -171,6 +176,30 @@ def test_tool_calls_are_called_and_answered_in_one_segment(playing):
     call = '<tool_call>\n{"name":"look",  "arguments":{"place":"north"}}</tool_call><|im_end|>'
     episodes = playing(command("tooling"), tokenizer, max_tokens=900)
     ending, segments = episodes.play([call, call, "It is 12.<|im_end|>"])
+    (text,) = episodes.texts(segments)
+    assert ending.turns == 3
+    assert text.count("<tool_response>\nnorth\n</tool_response>") == 2
+    assert text.count(call) == 2
+
+
+@pytest.mark.gate
+def test_drawn_thoughts_of_an_agent_of_anthropic_stay_as_they_were_drawn(playing):
+    tokenizer = family("chatml")
+    thought = [i for letter in "<think>\nwhy?\n</think>\n\nyes" for i in tokenizer.encode(letter)]
+    drawn = [*thought, tokenizer.eos_ids[0]]
+    ending, (segment,) = playing(command("talking"), tokenizer, max_tokens=900).play([drawn] * 3)
+    assert (ending.turns, ending.rewards, ending.why) == (3, {"thoughts": 3.0}, "")
+    assert ending.metrics == {"counted": 1.0, "grew": 1.0}
+    assert [i for i, is_drawn in segment if is_drawn] == drawn * 3
+
+
+@pytest.mark.gate
+def test_tools_of_an_agent_of_anthropic_are_called_and_answered_in_one_segment(playing):
+    tokenizer = family("chatml")
+    call = '<tool_call>\n{"name":"look",  "arguments":{"place":"north"}}</tool_call><|im_end|>'
+    said = f"So.\n{call}"
+    episodes = playing(command("calling"), tokenizer, max_tokens=900)
+    ending, segments = episodes.play([call, said, "It is 12.<|im_end|>"])
     (text,) = episodes.texts(segments)
     assert ending.turns == 3
     assert text.count("<tool_response>\nnorth\n</tool_response>") == 2

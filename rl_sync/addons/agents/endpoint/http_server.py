@@ -2,6 +2,8 @@
 
 POST /rollout/KEY/v1/chat/completions     a reply of the policy
 POST /rollout/KEY/v1/responses            the same, in the form of the Responses API
+POST /rollout/KEY/v1/messages             the same, in the form of Anthropic's Messages API
+POST /rollout/KEY/v1/messages/count_tokens    the number of tokens of such a request
 POST /rollout/KEY/v1/outcome              the rewards of the episode
 GET  /rollout/KEY/v1/models               the one model
 """
@@ -25,15 +27,18 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rl_sync.addons.agents.endpoint import responses
+from rl_sync.addons.agents.endpoint.block_events import BlockEvents
 from rl_sync.addons.agents.endpoint.chat_events import Events
 from rl_sync.addons.agents.endpoint.inbox import Inbox
 from rl_sync.addons.agents.endpoint.item_events import ItemEvents
 from rl_sync.addons.agents.endpoint.items import conversation_after, read_items, response
 from rl_sync.addons.agents.endpoint.limited_server import LimitedServer
-from rl_sync.addons.agents.endpoint.refusals import RefusalError, closed
-from rl_sync.addons.agents.endpoint.requests import read_chat, read_outcome
+from rl_sync.addons.agents.endpoint.message_events import MessageEvents
+from rl_sync.addons.agents.endpoint.messages import message, read_messages
+from rl_sync.addons.agents.endpoint.refusals import RefusalError, closed, refuse
+from rl_sync.addons.agents.endpoint.requests import ChatRequest, read_chat, read_outcome
 from rl_sync.environments.hosts.episode_limits import Access
-from rl_sync.environments.interface import PartialReply, Reply
+from rl_sync.environments.interface import ANEW, PartialReply, Reply, Turn
 
 MOST_BYTES = 16 << 20
 """Maximum number of bytes of a request's body."""
@@ -57,13 +62,17 @@ class AgentEndpoint:
 
     Args:
       access: access to the endpoint.
+      count: counts the tokens of a conversation, in any thread; None if nothing here can. It raises
+        ValueError if the policy cannot be given the conversation.
 
     Raises:
       OSError: it cannot listen at the address.
     """
 
-    def __init__(self, access: Access | None = None) -> None:
-        self.access = access or Access()
+    def __init__(
+        self, access: Access | None = None, count: Callable[[Turn], int] | None = None
+    ) -> None:
+        self.access, self.count = access or Access(), count
         self._lock = threading.Lock()
         self._open: dict[str, Inbox] = {}
         self._closed: collections.OrderedDict[str, None] = collections.OrderedDict()
@@ -133,9 +142,17 @@ async def _serve(endpoint: AgentEndpoint, scope: Scope, receive: Receive, send: 
         await answer(scope, receive, send)
     except RefusalError as error:
         closes = {"Connection": "close"} if error.status in _UNREAD else None
-        await _json(error.body(), error.status, closes)(scope, receive, send)
+        body = error.message_body() if _is_anthropic(scope) else error.body()
+        await _json(body, error.status, closes)(scope, receive, send)
     except ClientDisconnect:
         return
+
+
+def _is_anthropic(scope: Scope) -> bool:
+    """Says whether a client of Anthropic asks, which reads errors in another form."""
+    found = _PATH.fullmatch(scope["path"])
+    is_message = found is not None and found[2].split("/")[0] == "messages"
+    return is_message or any(name == b"anthropic-version" for name, _ in scope["headers"])
 
 
 async def _answer(endpoint: AgentEndpoint, request: Request) -> ASGIApp:
@@ -161,21 +178,29 @@ async def _answer(endpoint: AgentEndpoint, request: Request) -> ASGIApp:
             return await _chat(request, inbox, data)
         case "POST", ["responses"]:
             return await _respond(request, inbox, data)
+        case "POST", ["messages"]:
+            return await _message(request, inbox, data)
+        case "POST", ["messages", "count_tokens"] if endpoint.count is not None:
+            return await _counted(endpoint.count, read_messages(data, inbox.reasoning))
     raise RefusalError(
         http.HTTPStatus.NOT_FOUND,
-        f"{request.method} {what!r} is not served: POST chat/completions, responses and outcome,"
-        " and GET models, are.",
+        f"{request.method} {what!r} is not served: POST chat/completions, responses, messages and"
+        " outcome, and GET models, are.",
     )
 
 
 def _require_key(key: str | None, request: Request) -> None:
     """Rejects a request without the run's key if other machines can reach the endpoint."""
-    brought = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-    if key is not None and not hmac.compare_digest(brought.encode(), key.encode()):
+    bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
+    brought = (bearer, request.headers.get("X-Api-Key", ""))
+    are_right = [
+        key is None or hmac.compare_digest(one.strip().encode(), key.encode()) for one in brought
+    ]
+    if not any(are_right):
         raise RefusalError(
             http.HTTPStatus.UNAUTHORIZED,
             "The request lacks the run's key for agents: send OPENAI_API_KEY as the agent was"
-            " given it, in the header Authorization: Bearer KEY.",
+            " given it, in the header Authorization: Bearer KEY, or X-Api-Key: KEY.",
         )
 
 
@@ -257,8 +282,28 @@ async def _respond(request: Request, inbox: Inbox, data: bytes) -> ASGIApp:
     return _json(response(asked, replied(), number))
 
 
+async def _message(request: Request, inbox: Inbox, data: bytes) -> ASGIApp:
+    asked = read_messages(data, inbox.reasoning)
+    waiting = _Waiting(request)
+    (awaited,) = inbox.ask(asked, lambda: waiting.is_gone, waiting.hear)
+    number = f"msg_{secrets.token_hex(12)}"
+    if asked.stream:
+        return _stream([awaited.reply], waiting, MessageEvents(asked, number))
+    async for _ in waiting.until_all_end(1):
+        pass
+    return _json(message(asked, awaited.reply(), number))
+
+
+async def _counted(count: Callable[[Turn], int], asked: ChatRequest) -> ASGIApp:
+    turn = Turn(asked.messages, asked.tools, after=ANEW)
+    try:
+        return _json({"input_tokens": await asyncio.to_thread(count, turn)})
+    except ValueError as error:
+        raise refuse(str(error), "messages") from error
+
+
 def _stream(
-    replies: Sequence[Callable[[], Reply]], waiting: _Waiting, events: Events | ItemEvents
+    replies: Sequence[Callable[[], Reply]], waiting: _Waiting, events: Events | BlockEvents
 ) -> ASGIApp:
     """Sends replies as events, part by part; a refusal before the first part has a status."""
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
 from rl_sync.addons.agents.endpoint import items, responses
-from rl_sync.addons.agents.endpoint.chat_events import behind, rest_behind
+from rl_sync.addons.agents.endpoint.block_events import BlockEvents, named_event
+from rl_sync.addons.agents.endpoint.chat_events import rest_behind
 from rl_sync.addons.agents.endpoint.items import ItemsRequest, ResponseItem
-from rl_sync.addons.agents.endpoint.reasoning import NOTHING, Parted
 from rl_sync.addons.agents.endpoint.refusals import RefusalError
-from rl_sync.environments.interface import PartialReply, Reply
+from rl_sync.environments.interface import DrawnReply, Reply
 
 _TEXTS = {"reasoning": "reasoning_text", "message": "output_text"}
 
 
-class ItemEvents:
+class ItemEvents(BlockEvents):
     """The events of one response: any number of parts, and the rest.
 
     The last event has the whole response, with the fields about its tokens.
@@ -27,76 +26,38 @@ class ItemEvents:
     """
 
     def __init__(self, request: ItemsRequest, number: str) -> None:
+        super().__init__(request.chat)
         self._request, self._number = request, number
         self._created_secs = time.time()
         self._events = 0
-        self._sent = NOTHING
-        self._open: ResponseItem | None = None
-        self._place = -1
-        """The place of the last item that was begun."""
-
-    def part(self, index: int, part: PartialReply) -> bytes:
-        """Makes the events of a part: the text that is certain since the last."""
-        del index  # There is one choice.
-        text = responses.given_beginning(self._request.chat, part.content)
-        made = self._begun()
-        if (new := behind(self._sent, text)) is not None:
-            made += self._texts(new)
-            self._sent = text
-        return b"".join(made)
 
     def rest(self, index: int, reply: Reply) -> list[bytes]:
-        """Makes the events of all that no part had, and of the response's end.
-
-        Raises:
-          RefusalError: see `rest_behind`.
-        """
         del index
-        given = responses.given(self._request.chat, reply)
+        given = responses.given(self._chat, reply)
         new = rest_behind(self._sent, given.text)
         whole = items.response(self._request, reply, self._number, self._created_secs)
-        made = self._begun() + self._texts(new)
+        made = self._begun(reply.drawn) + self._texts(new)
         if not given.text.content and not given.tool_calls:
-            made += self._closed() + self._item(ResponseItem("message", ""))
+            made += self._closed() + self._opened(ResponseItem("message", ""))
         made += self._closed(whole)
         for item in items.output(given):
             if item.call is not None:
                 made += self._call(item, whole)
         return [*made, self._event(f"response.{whole['status']}", {"response": whole})]
 
-    def end(self) -> list[bytes]:
-        """Returns no events, since none follow the response."""
-        return []
-
     def broken(self, refusal: RefusalError) -> bytes:
-        """Makes the event of a reply that has no end."""
         error = refusal.body()["error"]
         return self._event("error", {"error": error, **error})
 
-    def _begun(self) -> list[bytes]:
-        """Makes the events before all others, once."""
+    def _begun(self, drawn: DrawnReply | None) -> list[bytes]:
+        del drawn  # The last event has the ids of the prompt.
         if self._events:
             return []
         head = items.head(self._request, self._number, self._created_secs)
         names = ("response.created", "response.in_progress")
         return [self._event(name, {"response": head}) for name in names]
 
-    def _texts(self, new: Parted) -> list[bytes]:
-        """Makes the events of new text: the reasoning's, then the content's."""
-        made = []
-        for kind, text in (("reasoning", new.reasoning), ("message", new.content)):
-            if not text:
-                continue
-            if self._open is None or self._open.kind != kind:
-                made += self._closed() + self._item(ResponseItem(kind, ""))
-            assert self._open is not None, "it was begun"
-            self._open = ResponseItem(kind, self._open.text + text)
-            extra: dict[str, Any] = {} if kind == "reasoning" else {"logprobs": []}
-            made.append(self._in_part(f"{_TEXTS[kind]}.delta", {"delta": text} | extra))
-        return made
-
-    def _item(self, item: ResponseItem) -> list[bytes]:
-        """Begins an item of text."""
+    def _opened(self, item: ResponseItem) -> list[bytes]:
         self._open, self._place = item, self._place + 1
         fields = item.fields(self._item_id(), "in_progress") | {"content": []}
         return [
@@ -133,6 +94,10 @@ class ItemEvents:
             self._done(fields),
         ]
 
+    def _delta(self, kind: str, text: str) -> bytes:
+        extra: dict[str, Any] = {} if kind == "reasoning" else {"logprobs": []}
+        return self._in_part(f"{_TEXTS[kind]}.delta", {"delta": text} | extra)
+
     def _added(self, fields: dict[str, Any]) -> bytes:
         place = {"output_index": self._place, "item": fields}
         return self._event("response.output_item.added", place)
@@ -151,4 +116,4 @@ class ItemEvents:
     def _event(self, name: str, fields: dict[str, Any]) -> bytes:
         body = {"type": name, "sequence_number": self._events, **fields} | {"type": name}
         self._events += 1
-        return f"event: {name}\ndata: {json.dumps(body)}\n\n".encode()
+        return named_event(name, body)

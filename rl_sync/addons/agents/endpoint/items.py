@@ -102,9 +102,8 @@ def read_items(
 
 def _require_served(body: Mapping[str, Any]) -> None:
     """Refuses fields that ask for what responses do not do here."""
-    for name, instead in _UNSERVED.items():
-        if body.get(name) not in (None, 1 if name == "n" else None):
-            raise refuse(f"{name!r} is no field of responses here: {instead}.", name)
+    one = {"n": None} if body.get("n") == 1 else {}
+    requests.require_served({**body, **one}, _UNSERVED)
     if requests.read_flag(body, "background"):
         raise refuse(
             "'background' is not served: wait for the response, or stream it.", "background"

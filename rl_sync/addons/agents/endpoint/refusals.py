@@ -11,6 +11,15 @@ _KINDS = {
     http.HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
 }
 
+_MESSAGE_KINDS = {
+    http.HTTPStatus.UNAUTHORIZED: "authentication_error",
+    http.HTTPStatus.NOT_FOUND: "not_found_error",
+    http.HTTPStatus.GONE: "not_found_error",
+    http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
+    http.HTTPStatus.INTERNAL_SERVER_ERROR: "api_error",
+}
+"""Kinds of errors in the Messages API, which has names of its own."""
+
 
 class RefusalError(Exception):
     """Raised to answer a request with an error.
@@ -36,6 +45,11 @@ class RefusalError(Exception):
                 "code": None if self.status == http.HTTPStatus.BAD_REQUEST else kind,
             }
         }
+
+    def message_body(self) -> dict[str, Any]:
+        """Returns the error as clients of Anthropic read it."""
+        kind = _MESSAGE_KINDS.get(self.status, "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
 
 
 def refuse(message: str, field: str | None = None) -> RefusalError:

@@ -18,7 +18,7 @@ _HEEDED = {"model", "messages", "tools", "stop", "n", "stream", "stream_options"
 _HEEDED |= set(_LENGTHS)
 _DEFAULT = Reasoning()
 _REASONING = ("reasoning_content", "reasoning")
-_OUTDATED = {"functions": "tools", "function_call": "tools"}
+_OUTDATED = {"functions": "use 'tools'", "function_call": "use 'tools'"}
 # Templates know only the older name of the role.
 _ROLES = {"developer": "system"}
 _IMAGE_TYPES = ("image_url", "input_image")
@@ -77,19 +77,15 @@ def read_chat(data: bytes, reasoning: Reasoning = _DEFAULT) -> ChatRequest:
         status 400.
     """
     body = read_object(data)
-    for name, instead in _OUTDATED.items():
-        if body.get(name) is not None:
-            raise refuse(f"{name!r} is not served: use {instead!r}.", name)
+    require_served(body, _OUTDATED)
     count = 1 if body.get("n") is None else body["n"]
     if type(count) is not int or not 1 <= count <= _MOST_CHOICES:
         raise refuse(f"n must be an integer from 1 to {_MOST_CHOICES}, not {shown(count)}.", "n")
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise refuse("messages must be a list with at least one message.", "messages")
     options = body.get("stream_options")
     return ChatRequest(
         messages=tuple(
-            read_message(one, f"messages[{i}]", reasoning) for i, one in enumerate(messages)
+            read_message(one, f"messages[{i}]", reasoning)
+            for i, one in enumerate(read_conversation(body))
         ),
         tools=tuple(
             read_tool(one, f"tools[{i}]") for i, one in enumerate(read_list(body, "tools"))
@@ -118,6 +114,21 @@ def read_outcome(data: bytes) -> Posted:
     if not rewards:
         raise refuse('rewards must name at least one reward, as in {"solved": 1.0}.', "rewards")
     return Posted(rewards, metrics)
+
+
+def read_conversation(body: Mapping[str, Any]) -> list[Any]:
+    """Reads the list of messages, of which none is read yet."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise refuse("messages must be a list with at least one message.", "messages")
+    return messages
+
+
+def require_served(body: Mapping[str, Any], instead: Mapping[str, str]) -> None:
+    """Refuses fields that ask for what is not done here; `instead` says what to do."""
+    for name, way_out in instead.items():
+        if body.get(name) not in (None, []):
+            raise refuse(f"{name!r} is not served here: {way_out}.", name)
 
 
 def ignored(body: Mapping[str, Any], heeded: Collection[str]) -> tuple[str, ...]:
@@ -278,11 +289,11 @@ def read_list(body: Mapping[str, Any], name: str, where: str = "") -> list[Any]:
     return values
 
 
-def read_stop(value: object) -> tuple[str, ...]:
-    """Reads texts that end a reply."""
+def read_stop(value: object, name: str = "stop") -> tuple[str, ...]:
+    """Reads texts that end a reply, from the field `name`."""
     texts = [value] if isinstance(value, str) else value or []
     if not isinstance(texts, list) or not all(isinstance(one, str) and one for one in texts):
-        raise refuse(f"stop must be a text or a list of texts, not {shown(value)}.", "stop")
+        raise refuse(f"{name} must be a text or a list of texts, not {shown(value)}.", name)
     return tuple(texts)
 
 

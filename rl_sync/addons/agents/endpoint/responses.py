@@ -79,13 +79,16 @@ def completion(request: ChatRequest, replies: Sequence[Reply], number: str) -> d
 
 
 def models() -> dict[str, Any]:
-    """Makes the list of models."""
-    return {"object": "list", "data": [model()]}
+    """Makes the list of models, as clients of OpenAI and of Anthropic read it."""
+    ends = {"first_id": MODEL, "last_id": MODEL, "has_more": False}
+    return {"object": "list", "data": [model()], **ends}
 
 
 def model() -> dict[str, Any]:
     """Makes the description of the one model."""
-    return {"id": MODEL, "object": "model", "created": 0, "owned_by": "rl_sync"}
+    openai = {"object": "model", "created": 0, "owned_by": "rl_sync"}
+    anthropic = {"type": "model", "display_name": MODEL, "created_at": "1970-01-01T00:00:00Z"}
+    return {"id": MODEL, **openai, **anthropic}
 
 
 def head(number: str, kind: str) -> dict[str, Any]:
@@ -164,7 +167,17 @@ def version_field(drawn: Sequence[DrawnReply | None]) -> dict[str, Any]:
     return {"policy_version": max(lasts, default=None)}
 
 
+def first_stop(request: ChatRequest, reply: Reply) -> str | None:
+    """Returns the stop text that ended a reply; None if none did."""
+    return _first_stop(request, reply.message().content)[1]
+
+
 def _before_stop(request: ChatRequest, content: str) -> str:
     """Cuts a content before the first stop text."""
-    starts = [content.find(text) for text in request.stop]
-    return content[: min((start for start in starts if start >= 0), default=len(content))]
+    return content[: _first_stop(request, content)[0]]
+
+
+def _first_stop(request: ChatRequest, content: str) -> tuple[int, str | None]:
+    """Finds the first stop text: its place and itself, or the content's end and None."""
+    found = [(content.find(text), text) for text in request.stop if text in content]
+    return min(found, default=(len(content), None))
