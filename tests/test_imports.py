@@ -122,6 +122,7 @@ OFFERED = {
     "cluster.topology",
     "display.span_styles",
     "display.timeline_figure",
+    "ending",
     "environments.dialogue.tool_call_text",
     "environments.hosts.construction",
     "environments.hosts.episode_limits",

@@ -70,6 +70,11 @@ ENVIRONMENTS = {
         "rl_sync.addons.games.openenv_client:OpenEnvClient",
         "Opens a session at an OpenEnv server.",
     ),
+    "verifiers": EnvironmentKind(
+        "rl_sync.addons.agents.verifiers_environment:VerifiersEnvironment",
+        "Plays a taskset of verifiers, with its harness and its rewards.",
+        branches=True,
+    ),
 }
 
 AGENT_HOST = "rl_sync.addons.agents.agent_host:AgentHost"

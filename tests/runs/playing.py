@@ -44,13 +44,17 @@ def words():
     ]
 
 
-def save_tokenizer(directory: Path) -> Path:
-    """Saves a ChatML tokenizer to which each move is one token; letters are that anyway."""
+def save_tokenizer(directory: Path, more: Sequence[str] = ()) -> Path:
+    """Saves a ChatML tokenizer to which each move is one token; letters are that anyway.
+
+    Args:
+      more: further texts that are one token.
+    """
 
     from transformers import PreTrainedTokenizerFast
 
     template, special, _, plain = FAMILIES["chatml"]
-    moves = {row["answer"] for rows in (arena(), lake(), words()) for row in rows}
+    moves = {row["answer"] for rows in (arena(), lake(), words()) for row in rows} | {*more}
     tokens = model(special, (*plain, *sorted(move for move in moves if len(move) > 1)))
     fast = PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token=special[0])
     fast.chat_template = template

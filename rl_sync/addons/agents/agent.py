@@ -99,14 +99,7 @@ class Agent:
                 "The environment agent needs a program or a function: agent(command='python"
                 " my_agent.py') or agent(function='my_agent.py:play')."
             )
-        if not isinstance(deadline_secs, int | float) or not deadline_secs > 0:
-            raise ValueError(
-                f"agent(deadline_secs={deadline_secs!r}) must be a number of seconds above 0."
-            )
-        if not isinstance(separate_reasoning, bool):
-            raise ValueError(
-                f"agent(separate_reasoning={separate_reasoning!r}) must be True or False."
-            )
+        check_limits("agent", deadline_secs, separate_reasoning)
         if function is not None:
             if not is_reference(function):
                 raise ValueError(
@@ -129,16 +122,39 @@ class Agent:
         settings = ClientSettings(
             episode["base_url"], episode["key"], episode["model"], episode["seed"]
         )
-        variables = _variables(settings, episode["row_path"])
+        row = Path(episode["row_path"])
+        return self._played(row, settings, _variables(settings, episode["row_path"]))
+
+    def _played(self, row: Path, settings: ClientSettings, variables: Mapping[str, str]) -> Outcome:
+        """Plays an episode, whose row is in a file."""
         if self._command is not None:
-            return _run(shlex.split(self._command), variables, Path(episode["row_path"]))
+            return _run(shlex.split(self._command), variables, row)
         assert self._function is not None, "one of both was given"
         os.environ.update(variables)
-        return _outcome(_called(self._function, episode["row_path"], settings))
+        return _outcome(_called(self._function, row, settings))
 
     def close(self) -> None:
         """Kills the processes that the agent left running."""
         kill_group_mates()
+
+
+def check_limits(name: str, deadline_secs: object, separate_reasoning: object) -> None:
+    """Checks the options that all environments have that ask the endpoint.
+
+    Args:
+      name: the environment's name.
+
+    Raises:
+      ValueError: an option's value is invalid.
+    """
+    if not isinstance(deadline_secs, int | float) or not deadline_secs > 0:
+        raise ValueError(
+            f"{name}(deadline_secs={deadline_secs!r}) must be a number of seconds above 0."
+        )
+    if not isinstance(separate_reasoning, bool):
+        raise ValueError(
+            f"{name}(separate_reasoning={separate_reasoning!r}) must be True or False."
+        )
 
 
 def _require_program(command: Any) -> None:
@@ -215,8 +231,8 @@ class _Tail:
                 os.write(sys.stderr.fileno(), data)
 
 
-def _called(function: str, row_path: str, settings: ClientSettings) -> Any:
-    found = resolve(function)(json.loads(Path(row_path).read_text()), settings)
+def _called(function: str, row: Path, settings: ClientSettings) -> Any:
+    found = resolve(function)(json.loads(row.read_text()), settings)
     return asyncio.run(_awaited(found)) if inspect.isawaitable(found) else found
 
 

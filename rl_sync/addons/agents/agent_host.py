@@ -15,6 +15,7 @@ from rl_sync.addons.agents.endpoint.http_server import AgentEndpoint
 from rl_sync.addons.agents.endpoint.inbox import Inbox
 from rl_sync.addons.agents.endpoint.reasoning import Reasoning
 from rl_sync.addons.agents.endpoint.responses import MODEL
+from rl_sync.ending import FAILURES
 from rl_sync.environments.hosts.construction import Construction
 from rl_sync.environments.hosts.episode_limits import Access, HostLimits
 from rl_sync.environments.hosts.host import Failure, HostAnswer, Result
@@ -221,8 +222,8 @@ class AgentHost:
                 why = f"the agent ran longer than deadline_secs={secs:g}, and was killed"
                 return Failure(why, "time-out")
             return end
-        if end.reason == "environment failure":
-            return Failure(end.why, "raised")
+        if end.reason in FAILURES:
+            return Failure(end.why, "time-out" if end.reason == "time-out" else "raised")
         if not episode.replies:
             why = (
                 "the agent ended without a request: it is to use OPENAI_BASE_URL or"

@@ -284,6 +284,14 @@ def test_an_agent_that_fails_is_started_again(playing):
     assert [one.restarts for one in episodes.continued] == [False, True]
 
 
+@pytest.mark.gate
+def test_a_limit_of_the_agents_own_is_a_time_out_without_rewards(playing):
+    late = AGENTS.with_name("late_agent.py")
+    ending, _ = playing(f"{late}:LateAgent(command='true')", attempts=2).play([])
+    assert (ending.reason, ending.rewards) == ("time-out", {})
+    assert [fault.why for fault in ending.faults] == ["its judge took too long"] * 2
+
+
 def _lives(process):
     with contextlib.suppress(OSError):
         return ") Z " not in Path(f"/proc/{process}/stat").read_text()
