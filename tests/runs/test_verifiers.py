@@ -107,7 +107,8 @@ def test_a_run_plays_a_taskset_with_its_rows_and_its_rewards(
 def test_a_taskset_whose_judge_fails_ends_the_run_with_its_reason(python, arguments, tmp_path):
     """An error is no reward of 0."""
     given = arguments("taskset='letters_once', options={'fault': 'reward'}")
-    started = [*COMMON, *given, "--config.sft.steps=0"]
+    # Eight failures are enough for a verdict, and the run must have steps left by then.
+    started = [*COMMON, *given, "--config.sft.steps=0", "--config.trainer.steps=20"]
     with launch(*started, workdir=tmp_path / "run", python=python) as process:
         printed, _ = process.communicate(timeout=800)
     assert process.returncode != 0
