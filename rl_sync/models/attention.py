@@ -126,8 +126,8 @@ class Context(NamedTuple):
 class Attention(nn.Module):
     """softmax(q·kᵀ)·v. Query, key and value share one kernel, grouped by kv head.
 
-    With a cache, a call writes one token a row to the cache and attends to the cache. Without a
-    cache, it attends to the call's own tokens.
+    With a cache, a call writes its tokens to the cache and attends to the cache. Without a cache,
+    it attends to the call's own tokens.
 
     Attributes:
       span: number of cache slots to read.
@@ -171,11 +171,7 @@ class Attention(nn.Module):
                 fresh = _collected(config, keys, values, context)
             attended = attend(config, QKV(queries, keys, values), layer, context)
         else:
-            new = keys[:, 0], values[:, 0], context.positions[:, 0]
-            if isinstance(cache, PagedCache):
-                fresh = write_paged(cache, layer.number, *new)
-            else:
-                fresh = write(cache, layer.number, *new)
+            fresh = _written(cache, layer.number, QKV(queries, keys, values), context.positions)
             attended = attend_cached(
                 config, queries, fresh, layer=layer, context=context, span=self.span
             )
@@ -232,6 +228,22 @@ def _collected(
     if cuts_positions():
         keys, values = (constrain(x, "batch", None, "kv", "head_dim") for x in (keys, values))
     return cached(config, keys, values)
+
+
+def _written(
+    cache: AnyCache, layer: Int[Array, ""], of: QKV, positions: Int[Array, "B T"]
+) -> AnyCache:
+    """Writes keys and values to a cache, one token of each row after the other.
+
+    Some layouts keep several tokens in one place, where one write would undo another.
+    """
+    for t in range(positions.shape[1]):
+        new = of.keys[:, t], of.values[:, t], positions[:, t]
+        if isinstance(cache, PagedCache):
+            cache = write_paged(cache, layer, *new)
+        else:
+            cache = write(cache, layer, *new)
+    return cache
 
 
 def _own_heads(x: Float[Array, "... N H"], axes: tuple[str | None, ...]) -> Float[Array, "... N H"]:
@@ -380,18 +392,18 @@ def _attend_all(
 
 def attend_cached(
     config: ModelConfig,
-    queries: Float[Array, "B 1 K N H"],
+    queries: Float[Array, "B T K N H"],
     cache: AnyCache,
     layer: AttentionLayer,
     context: Context,
     span: int,
-) -> Float[Array, "B 1 K N H"]:
-    """Attends from one token a row to the cache slots of its own and earlier positions.
+) -> Float[Array, "B T K N H"]:
+    """Attends from the tokens of a call to the cache slots of their own and earlier positions.
 
     If the cache is read by pages, only the pages that some row's window needs are read, however
     long the span is. Otherwise the whole span is read at once.
     """
-    positions = context.positions[:, 0]
+    positions = context.positions
     own_heads = shares() > 1 and bool(in_use().cuts(_QUERIES, queries.shape)[3])
     attend_to = _CacheAttention(config, span, own_heads).attend
     if isinstance(cache, KVCache) and shares() == 1:
@@ -409,8 +421,8 @@ def attend_cached(
     return run(queries, positions, layer.number, layer.window, *cache)
 
 
-_Visible = Callable[[Int[Array, " S"]], Bool[Array, "B S"]]
-"""Function from positions to the mask of those that each row's token attends to."""
+_Visible = Callable[[Int[Array, " S"]], Bool[Array, "B T S"]]
+"""Function from positions to the mask of those that each token attends to."""
 
 
 class _CacheAttention(NamedTuple):
@@ -428,66 +440,79 @@ class _CacheAttention(NamedTuple):
 
     def attend(
         self,
-        queries: Float[Array, "B 1 K N H"],
+        queries: Float[Array, "B T K N H"],
         cache: AnyCache,
-        positions: Int[Array, " B"],
+        positions: Int[Array, "B T"],
         layer: Int[Array, ""],
         window: Int[Array, ""],
-    ) -> Float[Array, "B 1 K N H"]:
-        """Attends from one token a row, in the way that suits the cache."""
-        # Rows with a position below 0 also read a slot, since a softmax over nothing would be NaN.
-        positions = jnp.maximum(positions, 0)
+    ) -> Float[Array, "B T K N H"]:
+        """Attends from a few tokens a row, in the way that suits the cache."""
+        # Tokens that are not fed also read slots, those of their row's last token or the first
+        # slot, since a softmax over nothing would be NaN.
+        newest = jnp.maximum(positions.max(axis=1, keepdims=True), 0)
+        positions = jnp.where(positions < 0, newest, positions)
 
-        def visible(slots: Int[Array, " S"]) -> Bool[Array, "B S"]:
-            behind = positions[:, None] - slots
+        def visible(slots: Int[Array, " S"]) -> Bool[Array, "B T S"]:
+            behind = positions[:, :, None] - slots
             return (behind >= 0) & (behind < window)
 
         config, span = self.config, self.span
         if isinstance(cache, PagedCache) and cache.values is None:
             assert cache.table is not None
-            return attend_by_kernel(config, queries, cache.keys, cache.table, positions, layer)
-        query = queries[:, 0]
-        if self.own_heads:
-            query = jax.lax.all_gather(query, GROUP, axis=2, tiled=True)
+            first = positions[:, 0]
+            return attend_by_kernel(config, queries, cache.keys, cache.table, first, layer)
         if in_lines():
-            return self._to_lines(query, cache, layer, visible)[:, None]
+            return self._by_heads(queries, lambda own: self._to_lines(own, cache, layer, visible))
         if shares() == 1 and not reads_by_pages(config):
             if isinstance(cache, PagedCache):
                 keys, values = read_row_span(cache, layer, span)
             else:
                 keys, values = read_span(cache, layer, span)
-            seen = visible(jnp.arange(span))[:, None]
-            return _attend_all(config, QKV(queries, keys, values), seen)
+            return _attend_all(config, QKV(queries, keys, values), visible(jnp.arange(span)))
         page_tokens = self._slots_at_once(cache) * shares()
         first = jnp.maximum(positions.min() - window + 1, 0) // page_tokens
         last = jnp.minimum(positions.max(), span - 1) // page_tokens
-        mixed = self._to_pages(query, cache, layer, visible, (first, last))
-        return mixed[:, None].astype(queries.dtype)
+        return self._by_heads(
+            queries, lambda own: self._to_pages(own, cache, layer, visible, (first, last))
+        )
+
+    def _by_heads(
+        self,
+        queries: Float[Array, "B T K N H"],
+        attend: Callable[[Float[Array, "B K R H"]], Float[Array, "B K R H"]],
+    ) -> Float[Array, "B T K N H"]:
+        """Attends from all queries that share a key head as rows of one matrix."""
+        B, T, K, _, H = queries.shape
+        # The query heads come first, since devices may share them.
+        rows = queries.transpose(0, 2, 3, 1, 4).reshape(B, K, -1, H)
+        if self.own_heads:
+            rows = jax.lax.all_gather(rows, GROUP, axis=2, tiled=True)
+        mixed = attend(rows).astype(queries.dtype)
+        return mixed.reshape(B, K, -1, T, H).transpose(0, 3, 1, 2, 4)
 
     def _to_lines(
-        self, query: Float[Array, "B K N H"], cache: AnyCache, layer: Int[Array, ""], sees: _Visible
-    ) -> Float[Array, "B K N H"]:
+        self, query: Float[Array, "B K R H"], cache: AnyCache, layer: Int[Array, ""], sees: _Visible
+    ) -> Float[Array, "B K R H"]:
         config = self.config
         if isinstance(cache, PagedCache):
             keys, values = read_row_lines(cache, layer, self.span)
         else:
             keys, values = read_lines(config, cache, layer, self.span)
         parts = keys.shape[3] // config.head_dim
-        seen = sees(positions_of(jnp.arange(keys.shape[2] * parts), parts))
+        seen = _of_queries(sees(positions_of(jnp.arange(keys.shape[2] * parts), parts)), query)
         given, scale = (query, keys, values, seen), config.attention_scale
         if shares() == 1:
             return attend_to_lines(*given, scale=scale)
-        mixed = combined(attend_to_some_lines(*given, scale=scale), self.own_heads)
-        return mixed.astype(query.dtype)
+        return combined(attend_to_some_lines(*given, scale=scale), self.own_heads)
 
     def _to_pages(
         self,
-        query: Float[Array, "B K N H"],
+        query: Float[Array, "B K R H"],
         cache: AnyCache,
         layer: Int[Array, ""],
         sees: _Visible,
         pages: tuple[Int[Array, ""], Int[Array, ""]],
-    ) -> Float[Array, "B K N H"]:
+    ) -> Float[Array, "B K R H"]:
         """Attends page by page, in float32.
 
         Args:
@@ -502,8 +527,8 @@ class _CacheAttention(NamedTuple):
             keys = _joined([page.keys for page in some], 3, slots)
             values = _joined([page.values for page in some], 2, slots)
             visible = sees(positions_of(number * slots + jnp.arange(slots)))
-            scores = jnp.einsum("BKNH,BKHC->BKNC", query, keys)
-            scores = jnp.where(visible[:, None, None], scores, MASKED)
+            scores = jnp.einsum("BKRH,BKHC->BKRC", query, keys)
+            scores = jnp.where(_of_queries(visible, query)[:, None], scores, MASKED)
             return with_keys(seen, scores, values, self.config.batch_invariant)
 
         def read(number: Int[Array, ""]) -> CacheSlots:
@@ -519,6 +544,13 @@ class _CacheAttention(NamedTuple):
         """Returns the number of slots of a device that are read at once."""
         own = _page_slots(cache)
         return max(own, KEYS) if self.config.batch_invariant else own
+
+
+def _of_queries(
+    visible: Bool[Array, "B T S"], queries: Float[Array, "B K R H"]
+) -> Bool[Array, "B R S"]:
+    """Returns the mask of each query: every head has one for each token, in the same order."""
+    return jnp.tile(visible, (1, queries.shape[2] // visible.shape[1], 1))
 
 
 def _page_slots(cache: AnyCache) -> int:

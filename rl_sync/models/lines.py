@@ -7,7 +7,8 @@ position s is part s mod P of line s div P. Devices that share a kv head divide 
 (`rl_sync.models.slot_shares`).
 
 Letters in shapes: B rows, T positions, K kv heads, N query heads that share a kv head, H head dim,
-L layers, C lines, P tokens of a line, W numbers of a line: P·H.
+L layers, C lines, P tokens of a line, W numbers of a line: P·H. If a row has several tokens, N is
+the number of queries of all of them.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def attend_to_lines(
     query: Float[Array, "B K N H"],
     keys: Float[Array, "B K C W"],
     values: Float[Array, "B K C W"],
-    visible: Bool[Array, "B CP"],
+    visible: Bool[Array, "B N CP"],
     *,
     scale: float,
 ) -> Float[Array, "B K N H"]:
@@ -102,7 +103,7 @@ def attend_to_some_lines(
     query: Float[Array, "B K N H"],
     keys: Float[Array, "B K C W"],
     values: Float[Array, "B K C W"],
-    visible: Bool[Array, "B CP"],
+    visible: Bool[Array, "B N CP"],
     *,
     scale: float,
 ) -> PartialAttention:
@@ -117,7 +118,7 @@ def attend_to_some_lines(
 def _scores(
     query: Float[Array, "B K N H"],
     keys: Float[Array, "B K C W"],
-    visible: Bool[Array, "B CP"],
+    visible: Bool[Array, "B N CP"],
     scale: float,
 ) -> Float[Array, "B K N P C"]:
     B, K, N, H = query.shape
@@ -126,7 +127,7 @@ def _scores(
     part = jnp.eye(parts, dtype=query.dtype)
     parted = (query[:, :, :, None, None] * part[:, :, None]).reshape(B, K, N * parts, -1)
     scores = jnp.einsum("BKQW,BKCW->BKQC", parted, keys, preferred_element_type=jnp.float32)
-    seen = visible.reshape(B, -1, parts).transpose(0, 2, 1)[:, None, None]
+    seen = visible.reshape(B, N, -1, parts).swapaxes(2, 3)[:, None]
     return jnp.where(seen, scores.reshape(B, K, N, parts, -1) * scale, _MASKED)
 
 

@@ -309,7 +309,7 @@ def _balanced(shape: tuple[int, ...], of_tokens: T) -> tuple[T, Int[Array, "1 T"
 
 
 class Fed(NamedTuple):
-    """Results of the tokens that a call feeds to the model; a decode step has no axis T.
+    """Results of the tokens that a call feeds to the model.
 
     Attributes:
       hidden: normalized hidden states.
@@ -351,27 +351,25 @@ def prefill(
 def decode_step(
     config: ModelConfig,
     params: Params,
-    tokens: Int[Array, " B"],
-    positions: Int[Array, " B"],
+    tokens: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
     cache: AnyCache,
     span: int,
     records_routes: bool = False,
 ) -> Fed:
-    """Decodes one new token a row, and adds its key and value to the cache.
+    """Decodes a few new tokens a row, and adds their keys and values to the cache.
 
     Args:
-      tokens: one token a row.
-      positions: positions of the tokens, which are their slots in the cache; −1 for rows whose
-        cache is left unchanged, and whose hidden states are meaningless.
+      tokens: consecutive tokens of each row.
+      positions: positions of the tokens, which are their slots in the cache; −1 for tokens at the
+        end of a row that are not fed: they leave the cache unchanged, and their hidden states are
+        meaningless.
       cache: keys and values of all earlier tokens.
       span: number of slots to read, greater than any position. It is a static shape: each value
         compiles once.
     """
-    context = _context(config, positions[:, None])
     model = Transformer(config, span=span, records_routes=records_routes)
-    fed = _fed(_apply(model, params, tokens[:, None], context, cache))
-    routes = None if fed.routes is None else fed.routes[:, 0]
-    return Fed(fed.hidden[:, 0], fed.cache, routes)
+    return _fed(_apply(model, params, tokens, _context(config, positions), cache))
 
 
 def _fed(applied: tuple[Float[Array, "B T D"], Layered]) -> Fed:

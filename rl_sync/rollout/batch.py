@@ -305,14 +305,17 @@ class Batch:
         enough: int,
         pauses: Int[np.ndarray, " N"],
         longest: int,
+        references: Int[np.ndarray, "B E"] | None = None,
     ) -> Chunk:
         """Decodes the next chunk; see `rl_sync.rollout.slots.decode_chunk`.
 
         Args:
           longest: number of tokens of the longest live sequence.
+          references: texts for drafts; None to draft nothing.
         """
         span = self.sizes.span_bucket(longest + self.options.chunk_tokens)
-        program = CompiledProgram("decode", (self.rows, span, self._stop_ids, *self.changes))
+        name = "decode" if references is None else "decode_drafts"
+        program = CompiledProgram(name, (self.rows, span, self._stop_ids, *self.changes))
         slots, chunk = self._call(
             program,
             core.decode_chunk,
@@ -328,7 +331,9 @@ class Batch:
                 self.changes,
                 self.options.records_routes,
                 self.options.sampler,
+                0 if references is None else self.options.draft_tokens,
             ),
+            references,
         )
         self._keep(slots)
         return chunk

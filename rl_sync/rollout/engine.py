@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -33,6 +33,8 @@ from rl_sync.rollout.sequence import GrowingSequence, Pauses
 from rl_sync.rollout.slot_admission import Admission
 from rl_sync.rollout.slot_table import SlotTable
 from rl_sync.rollout.slots import Chunk
+from rl_sync.rollout.speculation.draft_history import DraftHistory, reference_tokens
+from rl_sync.rollout.speculation.draft_pace import DraftPace
 from rl_sync.rollout.stats import Stats
 from rl_sync.sequence_images import PooledImages, SequenceImages, after
 from rl_sync.token_records import SamplerRecord
@@ -104,6 +106,10 @@ class Engine:
             self._batch, self._queue, self._occupancy, self._continuations, self._supply
         )
         self._pauses, self._counted = Pauses(), Stats()
+        self._history = None
+        if options.speculation != "off":
+            self._history = DraftHistory(self._reference_tokens, options.draft_bytes)
+        self._pace = DraftPace() if options.speculation == "auto" else None
 
     def _pages_for_sequences(self, pages: PageTable) -> PageSupply:
         options = self._options
@@ -117,6 +123,10 @@ class Engine:
             # Of a prompt that decode steps read in part, no experts are known.
             reuses=options.reuses_prefixes and not options.records_routes,
         )
+
+    @property
+    def _reference_tokens(self) -> int:
+        return reference_tokens(self._batch.length, self._options.draft_bytes)
 
     @property
     def chunk_tokens(self) -> int:
@@ -170,6 +180,9 @@ class Engine:
             layout=batch.layout,
             records_routes=self._options.records_routes,
             sampler=self._options.sampler,
+            speculation=self._options.speculation,
+            draft_tokens=self._options.draft_tokens,
+            reference_tokens=self._reference_tokens,
             pages=batch.pages,
             params=params,
         )
@@ -302,6 +315,7 @@ class Engine:
             self._admission.enough(),
             self._pauses.tokens,
             longest=max(s.length for s in live.values()),
+            references=self._references(live),
         )
         use += self._cache_use()
         self._chunks += 1
@@ -317,19 +331,36 @@ class Engine:
         drawn = (np.asarray(read.tokens) >= 0).sum(axis=0)
         surplus = int(drawn.sum() - drawn[[*self._occupancy.live]].sum())
         finished += self._take_out(self._append(read))
-        steps = int(read.steps)
         compile_secs = self._batch.compile_secs - compiled
         prefill_secs = max(0.0, prefilled - started - compile_secs) if prompts else 0.0
-        self._counted += use + Stats(
+        decode_secs = max(0.0, ended - started - compile_secs - prefill_secs)
+        if self._pace is not None and not compile_secs:
+            self._pace.record(int(drawn.sum()), decode_secs)
+        self._counted += use + self._steps_of(read)
+        self._counted += Stats(
             completions=len(finished),
             prefill_secs=prefill_secs,
             decode_tokens=int(drawn.sum()),
             surplus_tokens=surplus,
-            decode_secs=max(0.0, ended - started - compile_secs - prefill_secs),
-            steps=steps,
-            row_steps=steps * self._batch.rows,
+            decode_secs=decode_secs,
         )
         return finished
+
+    def _steps_of(self, chunk: Chunk) -> Stats:
+        """Counts the steps and the drafts of a chunk."""
+        return Stats(
+            steps=int(chunk.steps),
+            row_steps=int(chunk.steps) * self._batch.rows,
+            drafted_tokens=int(chunk.drafted),
+            accepted_tokens=int(chunk.accepted),
+            stretch_tokens=int(chunk.fed.max()),
+        )
+
+    def _references(self, live: Mapping[int, GrowingSequence]) -> Int[np.ndarray, "B E"] | None:
+        """Returns the texts for the next chunk's drafts; None if it has no drafts."""
+        if self._history is None or not (self._pace is None or self._pace.drafts):
+            return None
+        return self._history.references(live, self._batch.rows)
 
     def _start(self) -> tuple[list[Int[Array, "R P"]], Stats]:
         """Chooses the number of slots, and starts waiting sequences in the free ones.
@@ -355,24 +386,26 @@ class Engine:
 
     def _append(self, chunk: Chunk) -> dict[int, GrowingSequence]:
         """Appends a chunk, read from the device, to the live sequences; returns those it ends."""
-        steps = int(chunk.steps)
-        self._require_finite(chunk.logprobs[:steps])
+        most, counts = int(chunk.fed.max()), chunk.fed.tolist()
+        self._require_finite(chunk.logprobs[:most])
         # Converting all rows at once takes a third of the time that one row after the other takes.
-        tokens, logprobs = chunk.tokens[:steps].T.tolist(), chunk.logprobs[:steps].T.tolist()
+        tokens, logprobs = chunk.tokens[:most].T.tolist(), chunk.logprobs[:most].T.tolist()
         done = {}
         for slot, sequence in self._occupancy.live.items():
+            fed = counts[slot]
+            drawn = tokens[slot][:fed]
             sequence.append(
-                tokens[slot],
-                logprobs[slot],
+                drawn,
+                logprobs[slot][:fed],
                 self._version,
-                None if chunk.kept is None else np.asarray(chunk.kept[:steps, slot]),
+                None if chunk.kept is None else np.asarray(chunk.kept[:fed, slot]),
                 self._config.vocab_size,
             )
             if chunk.routes is not None:
-                sequence.record_routes(np.asarray(chunk.routes[:steps, slot]))
+                sequence.record_routes(np.asarray(chunk.routes[:fed, slot]))
             if chunk.sampler is not None:
-                of_slot = (np.asarray(values[:steps, slot]) for values in chunk.sampler)
-                sequence.record_sampler(SamplerRecord(*of_slot), tokens[slot])
+                of_slot = (np.asarray(values[:fed, slot]) for values in chunk.sampler)
+                sequence.record_sampler(SamplerRecord(*of_slot), drawn)
             if not chunk.live[slot]:
                 sequence.cut(self._options.decode)
                 if sequence.is_over:
@@ -469,6 +502,8 @@ class Engine:
             self._occupancy.finish(slot, self._chunks)
             self._pauses.learn(sequence.stop_token(self._options.decode))
             self._counted += Stats(surplus_tokens=sequence.surplus)
+            if self._history is not None:
+                self._history.add(sequence)
         if self._supply is not None:
             self._supply.tidy()
         return [sequence.finished() for sequence in done.values()]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rl_sync.rollout.sequence import Decode
 
 CachePolicy = Literal["keep", "recompute"]
+Speculation = Literal["off", "always", "auto"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +51,11 @@ class EngineOptions:
       records_routes: whether completions record the experts of their tokens, for a model with a
         mixture of experts.
       sampler: shape of the distributions that completions record for each token; None for none.
+      speculation: whether decode steps draft tokens: `auto` as long as they are faster with drafts
+        than without. All processes of a program must decide alike, so several need another value.
+      draft_tokens: maximum number of drafted tokens of a sequence in a step.
+      draft_bytes: host memory for finished completions, from which later ones of the same prompt
+        take drafts, as they do from those in flight; with 0 a sequence has only its own tokens.
       before_first: called with each program before its first call, which compiles it.
 
     Raises:
@@ -71,17 +77,20 @@ class EngineOptions:
     changes: LogitsProcessors | None = None
     records_routes: bool = False
     sampler: SamplerShape | None = None
+    speculation: Speculation = "off"
+    draft_tokens: int = 4
+    draft_bytes: int = 64 << 20
     before_first: Callable[[CompiledProgram], None] = lambda program: None
 
     def __post_init__(self) -> None:
-        if self.slots < 1 or self.chunk_tokens < 1:
-            raise ValueError(
-                f"slots={self.slots} and chunk_tokens={self.chunk_tokens} must be at least 1."
-            )
-        for name in ("stepped_tokens", "kv_offload_bytes"):
+        for name in ("slots", "chunk_tokens", "draft_tokens"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name}={value} must be at least 1.")
+        for name in ("stepped_tokens", "kv_offload_bytes", "draft_bytes"):
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"{name}={value} must be at least 0.")
         require_one_of("cache", self.cache, get_args(CachePolicy))
+        require_one_of("speculation", self.speculation, get_args(Speculation))
 
 
 DEFAULTS = EngineOptions()

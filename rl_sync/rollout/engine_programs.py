@@ -7,6 +7,7 @@ and `EnginePrograms` lowers them with the shapes of these arrays.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from rl_sync.models.sharding import Layout, using
 from rl_sync.models.vision.projector import Seen
 from rl_sync.rollout import slots as core
 from rl_sync.rollout.buckets import Sizes, power_of_two
+from rl_sync.rollout.engine_options import Speculation
 from rl_sync.rollout.image_features import (
     MOST_TILES,
     abstract_seen,
@@ -38,6 +40,12 @@ from rl_sync.token_records import SamplerShape
 from rl_sync.types import Params, as_input
 
 LEAST_STOP_IDS = 4
+DECODING: dict[Speculation, tuple[str, ...]] = {
+    "off": ("decode",),
+    "always": ("decode_drafts",),
+    "auto": ("decode_drafts", "decode"),
+}
+"""Names of the programs that decode, by `EngineOptions.speculation`."""
 
 
 class CompiledProgram(NamedTuple):
@@ -108,7 +116,8 @@ class EnginePrograms:
       layout: sharding of the weights and the slots.
       pages: pages of each slot; None if each slot has a cache of its own.
       params: abstract parameters: shapes, dtypes and shardings of the weights.
-      records_routes, sampler: see `EngineOptions`.
+      records_routes, sampler, speculation, draft_tokens: see `EngineOptions`.
+      reference_tokens: number of tokens of references that a slot has room for.
     """
 
     config: ModelConfig
@@ -120,6 +129,9 @@ class EnginePrograms:
     params: Params
     records_routes: bool = False
     sampler: SamplerShape | None = None
+    speculation: Speculation = "off"
+    draft_tokens: int = 0
+    reference_tokens: int = 0
 
     def listed(self, requests: Requests) -> list[CompiledProgram]:
         """Lists the programs that an engine may need, roughly in the order of their first use.
@@ -151,8 +163,8 @@ class EnginePrograms:
                 add("insert", rows, read, tokens, width)
             if requests.held:
                 add("extend", rows, self.most_given, width)
-            for span in spans:
-                add("decode", rows, span, width, *requests.changes)
+            for name, span in itertools.product(DECODING[self.speculation], spans):
+                add(name, rows, span, width, *requests.changes)
         for larger, smaller in itertools.combinations(sizes.rows, 2):
             add("rearrange", smaller, larger, width)
         held = sizes.prompt_buckets(range(min(requests.prompt_tokens, default=1), sizes.length + 1))
@@ -208,6 +220,7 @@ class EnginePrograms:
             "insert_copy": self._insert_copy,
             "extend": self._extend,
             "decode": self._decode,
+            "decode_drafts": functools.partial(self._decode, drafts=True),
             "rearrange": self._rearrange,
             "copy_cache": self._copy_cache,
             "recompute": self._recompute,
@@ -273,7 +286,9 @@ class EnginePrograms:
             self._slots(rows, stop_ids), _given(rows, most_given), targets, new
         )
 
-    def _decode(self, rows: int, span: int, stop_ids: int, *changes: bool) -> jax.stages.Lowered:
+    def _decode(
+        self, rows: int, span: int, stop_ids: int, *changes: bool, drafts: bool = False
+    ) -> jax.stages.Lowered:
         return core.decode_chunk.lower(
             self.config,
             self.params,
@@ -287,7 +302,9 @@ class EnginePrograms:
                 LogitsProcessors(*changes),
                 self.records_routes,
                 self.sampler,
+                self.draft_tokens if drafts else 0,
             ),
+            _given(rows, self.reference_tokens) if drafts else None,
         )
 
     def _rearrange(self, rows: int, after: int, stop_ids: int) -> jax.stages.Lowered:

@@ -69,7 +69,6 @@ class GrowingSequence:
     surplus: int = 0
     _routes: list[UInt[np.ndarray, "C L E"]] = dataclasses.field(default_factory=list)
     _samplers: list[SamplerRecord] = dataclasses.field(default_factory=list)
-    _steps: int = 0
     _read: int = 0
     _cut: bool = False
 
@@ -129,8 +128,7 @@ class GrowingSequence:
         kept: UInt32[np.ndarray, "C W"] | None,
         vocab_size: int,
     ) -> None:
-        """Appends the tokens of a chunk; see `Chunk`."""
-        self._steps = min(self.unread, len(tokens)) + sum(token != NOT_DRAWN for token in tokens)
+        """Appends the tokens of a chunk, one for each token that the sequence fed; see `Chunk`."""
         self.unread = max(0, self.unread - len(tokens))
         if NOT_DRAWN in tokens:
             drawn = [i for i, token in enumerate(tokens) if token != NOT_DRAWN]
@@ -143,14 +141,14 @@ class GrowingSequence:
         self.versions += [version] * len(tokens)
 
     def record_routes(self, routes: UInt[np.ndarray, "C L E"]) -> None:
-        """Appends the experts of the tokens that the steps of the last chunk fed to the model."""
-        self._routes.append(routes[: self._steps])
+        """Appends the experts of the tokens that the sequence fed to the model in a chunk."""
+        self._routes.append(routes)
 
     def record_sampler(self, record: SamplerRecord, tokens: list[int]) -> None:
-        """Appends the distributions of a chunk's steps.
+        """Appends the distributions of a chunk.
 
         Args:
-          tokens: token of each step; see `Chunk`.
+          tokens: tokens of the chunk; see `Chunk`.
         """
         drawn = np.array(tokens) != NOT_DRAWN
         self._samplers.append(SamplerRecord(*(values[drawn] for values in record)))

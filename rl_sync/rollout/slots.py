@@ -3,7 +3,8 @@
 A slot holds a sequence's tokens, and the KV cache of all of them except the newest. A sequence has
 no other state, whether it is a prompt without sampled tokens or an interrupted completion. Each
 decode step feeds the newest token and samples the next one. Rows that are not live keep their
-state.
+state. A step of a program that drafts feeds drafted tokens, too, samples the token after each, and
+keeps those that plain steps would have sampled (`rl_sync.rollout.speculation.drafts`).
 
 A sequence may continue after its completion: its tokens so far and the given ones are then its
 prompt. While the newest token lies before the prompt's last token, a decode step takes the next
@@ -13,8 +14,8 @@ All functions map state to state. Parameters and sampling choices are arguments,
 them need no recompilation. Programs are compiled for shapes, and for a `ChunkProgram` or a `span`.
 
 Letters in shapes: B rows (slots), S positions of a slot, P positions of a prompt, R prompts of a
-prefill, T tokens that extend a sequence, C steps of a chunk, W words of the vocabulary, L layers,
-K kv heads, H head dim, E experts of a token.
+prefill, T tokens that extend a sequence, or that a step feeds, C tokens of a chunk, W words of the
+vocabulary, N tokens of references, L layers, K kv heads, H head dim, E experts of a token.
 """
 
 from __future__ import annotations
@@ -56,11 +57,14 @@ from rl_sync.rollout.sampling import (
     knobs,
     uniforms,
 )
+from rl_sync.rollout.speculation.drafts import Drafts, Text, looked_up, verified
 from rl_sync.sampling_masks import word_count
 from rl_sync.token_records import NEVER, SamplerShape
 from rl_sync.types import Params
 
 NOT_DRAWN = -1
+_WAITING_SHARE = 8
+"""Inverse of the share of the live rows that may have tokens for a whole chunk, and wait."""
 
 
 class SlotRows(NamedTuple):
@@ -114,19 +118,21 @@ class SamplerOutcomes(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Tokens that one call sampled.
+    """Tokens that one call fed to the model, and those that it sampled after each.
 
     Attributes:
-      tokens: token of each step and row; −1 where the next token came from the prompt, the row was
-        no longer live, or the chunk had ended.
+      tokens: token that was sampled after each fed token of a row; −1 where the next token came
+        from the prompt, and behind the last one.
       logprobs: log-probability of each token under the distribution that it was sampled from; see
         `LogitsProcessors.whole`.
       live: rows that continue.
       steps: number of steps taken.
+      fed: number of tokens that each row fed; one a step without drafts.
+      drafted, accepted: number of drafted tokens, and of those that were kept.
       kept: set of tokens that each token could be sampled from, as bits (`rl_sync.sampling_masks`);
         None without `LogitsProcessors.masks`.
-      routes: experts of the token that each live row fed to the model in a step, which is the one
-        before the step's sampled token; None if they are not recorded.
+      routes: experts of each fed token, which is the one before the sampled token; None if they are
+        not recorded.
       sampler: distribution of each token; None if it is not recorded.
     """
 
@@ -134,6 +140,9 @@ class Chunk(NamedTuple):
     logprobs: Float[Array, "C B"]
     live: Bool[Array, " B"]
     steps: Int[Array, ""]
+    fed: Int[Array, " B"]
+    drafted: Int[Array, ""]
+    accepted: Int[Array, ""]
     kept: UInt32[Array, "C B W"] | None = None
     routes: UInt[Array, "C B L E"] | None = None
     sampler: SamplerOutcomes | None = None
@@ -145,10 +154,11 @@ class ChunkProgram(NamedTuple):
     Attributes:
       span: number of cache positions that are read; it must exceed the position of every sampled
         token.
-      chunk_tokens: maximum number of steps.
+      chunk_tokens: maximum number of tokens that a row feeds, and of steps.
       changes: see `adjusted_logits`.
       records_routes: whether `Chunk.routes` are recorded.
       sampler: shape of `Chunk.sampler`; None if it is not recorded.
+      draft_tokens: maximum number of drafted tokens of a row and step; 0 for plain steps.
     """
 
     span: int
@@ -156,6 +166,7 @@ class ChunkProgram(NamedTuple):
     changes: LogitsProcessors = ALL_CHANGES
     records_routes: bool = False
     sampler: SamplerShape | None = None
+    draft_tokens: int = 0
 
 
 @functools.partial(jax.jit, static_argnames=("config", "rows", "length", "width", "paged"))
@@ -290,72 +301,208 @@ def decode_chunk(
     enough: Int[Array, ""],
     pauses: Int[Array, " N"],
     program: ChunkProgram,
+    references: Int[Array, "B N"] | None = None,
 ) -> tuple[Slots, Chunk]:
-    """Takes up to `chunk_tokens` steps: in each, a live row samples or reads a token.
+    """Takes up to `chunk_tokens` steps: in each, a live row samples or reads tokens.
 
-    A row reads a token as long as its prompt has tokens left.
+    A row reads tokens as long as its prompt has tokens left. With drafts it may have tokens for a
+    whole chunk early: it then waits, until too many rows do.
 
     Args:
       live: rows that continue; the others are finished.
       enough: number of live rows at which the chunk ends early.
       pauses: tokens at which a row stops being live, once it has its minimum number of tokens; the
         host then checks whether they complete a stop string.
+      references: texts from which drafts may be taken, besides the row's own; see `Text`.
     """
 
     def unfinished(carry: tuple[Slots, Chunk]) -> Bool[Array, ""]:
         chunk = carry[1]
-        return (chunk.steps < program.chunk_tokens) & (chunk.live.sum() > enough)
+        left = (chunk.steps < program.chunk_tokens) & (chunk.live.sum() > enough)
+        if not program.draft_tokens:
+            return left
+        waiting = chunk.live & (chunk.fed == program.chunk_tokens)
+        return left & (_WAITING_SHARE * waiting.sum() <= chunk.live.sum())
 
-    step = functools.partial(_step, config, params, pauses, program)
+    if references is not None:
+        references = constrain(references, "batch")
+    step = functools.partial(_step, config, params, _ChunkTexts(pauses, references), program)
     start = slots, _no_tokens(config, live, program)
     slots, chunk = jax.lax.while_loop(unfinished, step, start)
     # Every process's host reads the whole chunk.
     return on_mesh(slots), jax.tree.map(constrain, chunk)
 
 
+class _ChunkTexts(NamedTuple):
+    """Arguments of `decode_chunk` that its steps share."""
+
+    pauses: Int[Array, " N"]
+    references: Int[Array, "B N"] | None
+
+
 def _step(
     config: ModelConfig,
     params: Params,
-    pauses: Int[Array, " N"],
+    texts: _ChunkTexts,
     program: ChunkProgram,
     carry: tuple[Slots, Chunk],
 ) -> tuple[Slots, Chunk]:
     """Takes one step of a chunk."""
     (tokens, cache, rows), chunk = carry
     assert cache is not None
-    (B, S), span, live = tokens.shape, program.span, chunk.live
-    everyone = jnp.arange(B)
-    positions = jnp.where(live, rows.newest, -1)
+    S, everyone = tokens.shape[1], jnp.arange(tokens.shape[0])[:, None]
+    tokens, is_fed = _with_drafts(tokens, rows, chunk, texts.references, program)
+    ahead = jnp.arange(is_fed.shape[1])
+    positions = jnp.where(is_fed, rows.newest[:, None] + ahead, -1)
     fed = tokens[everyone, positions]
     hidden, cache, routes = transformer.decode_step(
-        config, params, fed, positions, cache, span, program.records_routes
+        config, params, fed, positions, cache, program.span, program.records_routes
     )
-    generated = rows.newest + 1 - rows.prompt_lengths
-    draws = live & (generated >= 0)
-    drawn, logprobs, kept, sampler = by_rows(
-        functools.partial(_sampled, config, program),
-        transformer.logits(config, params, hidden),
-        ("batch", "vocab"),
-        rows.choice,
-        RowHistory(tokens[:, :span], rows.newest, generated, draws),
-        rows.keys,
-    )
-    newest = rows.newest + live
-    tokens = tokens.at[everyone, jnp.where(draws, newest, S)].set(drawn, mode="drop")
-    stopped = (drawn[:, None] == rows.choice.stop_ids).any(axis=-1)
-    paused = (drawn[:, None] == pauses).any(axis=-1)
-    stopped |= paused & (generated + 1 >= rows.choice.min_new_tokens)
-    stopped &= draws
-    after = Chunk(
-        tokens=chunk.tokens.at[chunk.steps].set(jnp.where(draws, drawn, NOT_DRAWN)),
-        logprobs=chunk.logprobs.at[chunk.steps].set(jnp.where(draws, logprobs, 0.0)),
-        live=live & ~stopped & (generated + 1 < rows.choice.max_new_tokens),
+    generated = (rows.newest + 1 - rows.prompt_lengths)[:, None] + ahead
+    draws = is_fed & (generated >= 0)
+    history = _History(tokens[:, : program.span], rows, generated, draws)
+    drawn, logprobs, kept, sampler = _all_sampled(config, params, program, hidden, history)
+    ended = draws & _ends(drawn, generated, rows.choice, texts.pauses)
+    is_kept = verified(fed, drawn, draws, ended, is_fed)
+    draws &= is_kept
+    after = jnp.where(draws, rows.newest[:, None] + 1 + ahead, S)
+    tokens = tokens.at[everyone, after].set(drawn, mode="drop")
+    logprobs = jnp.where(draws, logprobs, 0.0)
+    made = _Fed(jnp.where(draws, drawn, NOT_DRAWN), logprobs, kept, routes, sampler)
+    count, is_draft = is_kept.sum(axis=1), (generated > 0) & (ahead > 0)
+    chunk = _with_more(chunk, made, is_kept)._replace(
+        live=chunk.live & ~(is_kept & ended).any(axis=1),
         steps=chunk.steps + 1,
-        kept=None if chunk.kept is None else chunk.kept.at[chunk.steps].set(kept),
-        routes=None if chunk.routes is None else chunk.routes.at[chunk.steps].set(routes),
-        sampler=jax.tree.map(lambda of, now: of.at[chunk.steps].set(now), chunk.sampler, sampler),
+        fed=chunk.fed + count,
+        drafted=chunk.drafted + (is_fed & is_draft).sum(),
+        accepted=chunk.accepted + (is_kept & is_draft).sum(),
     )
-    return on_mesh(Slots(tokens, cache, rows._replace(newest=newest))), after
+    return on_mesh(Slots(tokens, cache, rows._replace(newest=rows.newest + count))), chunk
+
+
+def _ends(
+    drawn: Int[Array, "B T"],
+    generated: Int[Array, "B T"],
+    choice: SamplingParams,
+    pauses: Int[Array, " N"],
+) -> Bool[Array, "B T"]:
+    """Says which sampled tokens end their rows, or let them wait for the host."""
+    stopped = (drawn[..., None] == choice.stop_ids[:, None]).any(axis=-1)
+    paused = (drawn[..., None] == pauses).any(axis=-1)
+    stopped |= paused & (generated + 1 >= choice.min_new_tokens[:, None])
+    return stopped | (generated + 1 >= choice.max_new_tokens[:, None])
+
+
+def _with_drafts(
+    tokens: Int[Array, "B S"],
+    rows: SlotRows,
+    chunk: Chunk,
+    references: Int[Array, "B N"] | None,
+    program: ChunkProgram,
+) -> tuple[Int[Array, "B S"], Bool[Array, "B T"]]:
+    """Puts drafted tokens behind the newest ones; returns which of the T places of a step are fed.
+
+    Rows that are no longer live, or have tokens for a whole chunk, feed none.
+    """
+    moves = chunk.live & (chunk.fed < program.chunk_tokens)
+    ahead = jnp.arange(1 + program.draft_tokens)
+    if not program.draft_tokens:
+        return tokens, moves[:, None] & (ahead == 0)
+    drafts = _drafts(tokens[:, : program.span], rows, chunk.fed, references, program)
+    is_fed = moves[:, None] & (ahead <= drafts.counts[:, None])
+    places = jnp.where(is_fed, rows.newest[:, None] + ahead, tokens.shape[1])[:, 1:]
+    everyone = jnp.arange(len(tokens))[:, None]
+    return tokens.at[everyone, places].set(drafts.tokens, mode="drop"), is_fed
+
+
+def _drafts(
+    tokens: Int[Array, "B S"],
+    rows: SlotRows,
+    fed: Int[Array, " B"],
+    references: Int[Array, "B N"] | None,
+    program: ChunkProgram,
+) -> Drafts:
+    """Returns the tokens that each row feeds behind its newest one.
+
+    They stay within the row's chunk, and before its last possible token, which is never fed. So
+    they need no more of the cache than plain steps.
+    """
+    found = looked_up(Text.of(references, tokens, rows.newest), program.draft_tokens)
+    # A row that reads its prompt has its next tokens.
+    unread = rows.prompt_lengths - 1 - rows.newest
+    after = rows.newest[:, None] + 1 + jnp.arange(program.draft_tokens)
+    given = jnp.take_along_axis(tokens, after, axis=1, mode="clip")
+    reads = unread > 0
+    drafts = Drafts(
+        jnp.where(reads[:, None], given, found.tokens), jnp.where(reads, unread, found.counts)
+    )
+    left = rows.choice.max_new_tokens + rows.prompt_lengths - 2 - rows.newest
+    most = jnp.minimum(program.draft_tokens, program.chunk_tokens - 1 - fed)
+    return drafts.at_most(jnp.minimum(left, most))
+
+
+class _History(NamedTuple):
+    """State of rows when the tokens of a step are sampled.
+
+    Attributes:
+      tokens: tokens of each row, with the fed ones.
+      rows: other values of each row, before the step.
+      generated, draws: see `RowHistory`, for each fed token.
+    """
+
+    tokens: Int[Array, "B S"]
+    rows: SlotRows
+    generated: Int[Array, "B T"]
+    draws: Bool[Array, "B T"]
+
+
+class _Fed(NamedTuple):
+    """Records of the fed tokens of a step; see `Chunk`."""
+
+    tokens: Int[Array, "B T"]
+    logprobs: Float[Array, "B T"]
+    kept: UInt32[Array, "B T W"] | None
+    routes: UInt[Array, "B T L E"] | None
+    sampler: SamplerOutcomes | None
+
+
+def _with_more(chunk: Chunk, made: _Fed, is_kept: Bool[Array, "B T"]) -> Chunk:
+    """Adds the records of a step's kept tokens to a chunk, behind those of their rows."""
+    C, B = chunk.tokens.shape
+    before = chunk.fed[:, None] + jnp.arange(is_kept.shape[1])
+    places = jnp.where(is_kept, before, C)
+
+    def put(of: Array, now: Array) -> Array:
+        if is_kept.shape[1] == 1:  # All rows that move have as many tokens.
+            return of.at[chunk.steps].set(now[:, 0])
+        return of.at[places, jnp.arange(B)[:, None]].set(now, mode="drop")
+
+    held = _Fed(chunk.tokens, chunk.logprobs, chunk.kept, chunk.routes, chunk.sampler)
+    return chunk._replace(**jax.tree.map(put, held, made)._asdict())
+
+
+def _all_sampled(
+    config: ModelConfig,
+    params: Params,
+    program: ChunkProgram,
+    hidden: Float[Array, "B T D"],
+    history: _History,
+) -> tuple[Array, Array, Array | None, SamplerOutcomes | None]:
+    """Samples the token after each fed token; see `_sampled`, whose rows are theirs."""
+    B, T, D = hidden.shape
+    tokens, rows, generated, draws = history
+    of_row = (rows.choice, tokens, rows.newest, rows.keys)
+    choice, tokens, newest, keys = jax.tree.map(lambda x: jnp.repeat(x, T, axis=0), of_row)
+    newest += jnp.tile(jnp.arange(T), B)
+    found = by_rows(
+        functools.partial(_sampled, config, program),
+        transformer.logits(config, params, hidden.reshape(B * T, D)),
+        ("batch", "vocab"),
+        choice,
+        RowHistory(tokens, newest, generated.reshape(-1), draws.reshape(-1)),
+        keys,
+    )
+    return jax.tree.map(lambda x: x.reshape(B, T, *x.shape[1:]), found)
 
 
 def _no_tokens(config: ModelConfig, live: Bool[Array, " B"], program: ChunkProgram) -> Chunk:
@@ -366,6 +513,9 @@ def _no_tokens(config: ModelConfig, live: Bool[Array, " B"], program: ChunkProgr
         logprobs=jnp.zeros(shape, jnp.float32),
         live=live,
         steps=jnp.int32(0),
+        fed=jnp.zeros_like(live, jnp.int32),
+        drafted=jnp.int32(0),
+        accepted=jnp.int32(0),
         kept=jnp.zeros((*shape, words), jnp.uint32) if program.changes.masks else None,
         routes=_no_routes(config, *shape) if program.records_routes else None,
         sampler=_no_outcomes(program.sampler, *shape) if program.sampler else None,

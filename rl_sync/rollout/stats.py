@@ -34,6 +34,10 @@ class Stats:
       decode_secs: time spent on decoding.
       steps: number of decode steps.
       row_steps: sum over decode steps of the number of rows, live or not.
+      drafted_tokens: number of drafted tokens.
+      accepted_tokens: number of drafted tokens that were the tokens to come.
+      stretch_tokens: sum over chunks of the most tokens that a sequence read or sampled; without
+        drafts it equals the number of steps.
       cache_filled, cache_allocated: sums over chunks of the cache positions in use, and of all
         cache positions. In a cache of pages all positions of a page in use count.
       cache_shared: sum over chunks of the cache positions that sharing saves.
@@ -59,6 +63,9 @@ class Stats:
     decode_secs: float = 0.0
     steps: int = 0
     row_steps: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    stretch_tokens: int = 0
     cache_filled: int = 0
     cache_shared: int = 0
     cache_allocated: int = 0
@@ -84,7 +91,7 @@ class Stats:
     @property
     def occupancy(self) -> float:
         """Fraction of decoded rows that gave a token."""
-        return _ratio(self.decode_tokens, self.row_steps)
+        return _ratio(self.decode_tokens - self.accepted_tokens, self.row_steps)
 
     @property
     def cache_use(self) -> float:
@@ -101,6 +108,8 @@ class Stats:
         return {
             "steps": self.steps,
             "row_steps": self.row_steps,
+            "drafted_tokens": self.drafted_tokens,
+            "accepted_tokens": self.accepted_tokens,
             "decode_secs": self.decode_secs,
             "prefill_secs": self.prefill_secs,
             "prefill_tokens_per_sec": self.prefill_tokens_per_sec,

@@ -10,7 +10,7 @@ import pytest
 
 from rl_sync.models.cache import cached, empty_cache
 from rl_sync.models.platform import compiling_for
-from rl_sync.models.transformer import decode_step, logits, prefill
+from rl_sync.models.transformer import logits, prefill
 from tests.models import tiny
 
 TOKENS = np.random.default_rng(5).integers(2, 11, (3, 16))
@@ -40,7 +40,7 @@ def test_decoding_from_lines_gives_the_logits_of_the_full_forward_pass(platform,
             empty_cache(config, 3, 16),
             filled,
         )
-        step_of = jax.jit(decode_step, static_argnums=(0, 5))
+        step_of = jax.jit(tiny.decode_step, static_argnums=(0, 5))
         # Each row begins at a place of its own, and goes on over the ends of lines.
         for step in range(6):
             positions = np.array([5, 3, 2]) + step
@@ -60,7 +60,7 @@ def test_one_token_of_each_row_with_a_position_is_written(platform, parts):
         keys, values = np.random.default_rng(0).standard_normal((2, L, 3, 15, K, H), np.float32)
         cache = jax.vmap(functools.partial(cached, config))(keys, values)
         positions = np.array([7, -1, 14])
-        after = decode_step(config, params, TOKENS[:, 0], positions, cache, 15).cache
+        after = tiny.decode_step(config, params, TOKENS[:, 0], positions, cache, 15).cache
     for new, old in zip(after, cache, strict=True):
         assert new.shape == (L, 1, 3, K, -(-15 // parts), parts * H)
         changed = np.asarray(new != old).reshape(L, 3, K, -1, H)

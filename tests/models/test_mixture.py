@@ -15,7 +15,6 @@ from rl_sync.models.mixture.products import routes_of
 from rl_sync.models.placement import abstract_params
 from rl_sync.models.sharding import Layout, using
 from rl_sync.models.transformer import (
-    decode_step,
     hidden_states,
     logits,
     output_projection,
@@ -107,7 +106,7 @@ def test_tokens_that_take_turns_give_the_same(which, monkeypatch):
 def test_a_step_of_decoding_gives_the_same(name):
     def run(params):
         cache = prefill(CONFIG, params, TOKENS[:, :8]).cache
-        return decode_step(CONFIG, params, TOKENS[:, 8], np.full(4, 8), cache, span=16).hidden
+        return tiny.decode_step(CONFIG, params, TOKENS[:, 8], np.full(4, 8), cache, span=16).hidden
 
     expected = jax.jit(run)(params())
     with using(MESHES[name]):

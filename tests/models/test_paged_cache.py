@@ -17,7 +17,7 @@ from rl_sync.models.paging.paged_cache import (
 from rl_sync.models.paging.ragged import kernel_reads
 from rl_sync.models.platform import compiling_for
 from rl_sync.models.sharding import using
-from rl_sync.models.transformer import decode_step, logits, prefill
+from rl_sync.models.transformer import logits, prefill
 from tests.models import tiny
 from tests.models.meshes import layout
 
@@ -65,7 +65,7 @@ def test_decoding_by_the_kernel_gives_the_logits_of_the_full_forward_pass(mesh, 
         np.array([6], np.int32), np.repeat(np.arange(3), 2).astype(np.int32), numbers,
         table[:, :2].reshape(-1),
     )  # fmt: skip
-    step = jax.jit(decode_step, static_argnums=(0, 5))
+    step = jax.jit(tiny.decode_step, static_argnums=(0, 5))
     with compiling_for("tpu"), using(layout(**mesh)):
         prefix = prefill(CONFIG, params, tokens[:, :40]).cache
         cache = jax.jit(fill_pages)(empty_pages(CONFIG, 8), prefix, fills)

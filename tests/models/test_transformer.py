@@ -18,7 +18,6 @@ from rl_sync.models.platform import compiling_for
 from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import (
     Block,
-    decode_step,
     init_params,
     logits,
     param_axes,
@@ -30,7 +29,7 @@ TOKENS = np.array([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 0, 0, 0]], np.int32
 LENGTHS = [8, 5]
 _logits = jax.jit(logits, static_argnums=0)
 _prefill = jax.jit(prefill, static_argnums=0)
-_step = jax.jit(decode_step, static_argnums=0, static_argnames="span")
+_step = jax.jit(tiny.decode_step, static_argnums=0, static_argnames="span")
 _token_logprobs = jax.jit(token_logprobs, static_argnums=0)
 
 
@@ -127,7 +126,7 @@ def test_every_way_to_attend_to_a_cache_agrees(name, path, monkeypatch):
     def after(config):
         def run(params, keys, values):  # Compiled anew, as the size of pages is no argument.
             cache = jax.vmap(functools.partial(cached, config))(keys, values)
-            hidden, cache, _ = decode_step(config, params, tokens, positions, cache, span=50)
+            hidden, cache, _ = tiny.decode_step(config, params, tokens, positions, cache, span=50)
             return hidden, [read_span(cache, layer, 50) for layer in range(config.num_layers)]
 
         return jax.jit(run)(params, keys, values)

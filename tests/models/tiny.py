@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
+from rl_sync.models import transformer
 from rl_sync.models.config import Experts, ModelConfig, RopeScaling
 from rl_sync.models.transformer import hidden_states, init_params, logits
 from rl_sync.types import Params
@@ -63,3 +64,10 @@ def params(config: ModelConfig = CONFIG, seed: int = 0, spread: float = 0.4) -> 
         return jax.device_put(drawn.astype(leaf.dtype))
 
     return jax.tree_util.tree_map_with_path(draw, shapes)
+
+
+def decode_step(config, params, tokens, positions, cache, span):
+    """Feeds one token of each row."""
+    fed = transformer.decode_step(config, params, tokens[:, None], positions[:, None], cache, span)
+    routes = None if fed.routes is None else fed.routes[:, 0]
+    return fed._replace(hidden=fed.hidden[:, 0], routes=routes)

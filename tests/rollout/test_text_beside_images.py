@@ -101,7 +101,7 @@ def test_decoding_differs_only_by_the_token_that_is_never_drawn():
     assert not OF_IMAGES.search(sees.as_text(debug_info=True))
     assert operations(sees)["dot_general"] == operations(reads)["dot_general"]
     slots = programs_of(READS)._slots(8, 4)
-    tokens = jax.ShapeDtypeStruct((8,), np.int32)
+    tokens = jax.ShapeDtypeStruct((8, 1), np.int32)
     steps = [
         jax.jit(decode_step, static_argnums=(0, 5)).lower(
             config, programs_of(config).params, tokens, tokens, slots.cache, 64

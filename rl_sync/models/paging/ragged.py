@@ -41,27 +41,33 @@ def kernel_reads(config: ModelConfig) -> bool:
 
 def attend_by_kernel(
     config: ModelConfig,
-    queries: Float[Array, "B 1 K N H"],
+    queries: Float[Array, "B T K N H"],
     pool: Float[Array, "L P C 2*K H"],
     table: Int[Array, "B Z"],
     positions: Int[Array, " B"],
     layer: Int[Array, ""],
-) -> Float[Array, "B 1 K N H"]:
-    """Attends from one token a row to all tokens up to its position, on one device's pool."""
+) -> Float[Array, "B T K N H"]:
+    """Attends from consecutive tokens to all tokens up to their positions, on one device's pool.
+
+    Args:
+      positions: position of the first token of each row.
+    """
     # Imported late, since it takes a while and other platforms do not need it.
     from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 
-    B, _, K, N, H = queries.shape
+    B, T, K, N, H = queries.shape
     L, P, *page = pool.shape
+    # Tokens that are not fed may reach behind a row; the pages that they read do not matter.
+    table = jnp.pad(table, ((0, 0), (0, -(-(T - 1) // page[0]))))
     attended = ragged_paged_attention(
-        queries.reshape(B, K * N, H),
+        queries.reshape(B * T, K * N, H),
         pool.reshape(L * P, *page),
-        positions + 1,
+        positions + T,
         table + layer * P,
-        jnp.arange(B + 1, dtype=jnp.int32),
+        T * jnp.arange(B + 1, dtype=jnp.int32),
         jnp.array([B], jnp.int32),
         sm_scale=config.attention_scale,
         num_kv_pages_per_block=min(table.shape[1], _BLOCK_PAGES),
-        num_queries_per_block=min(B, _BLOCK_ROWS),
+        num_queries_per_block=min(B * T, _BLOCK_ROWS),
     )
     return attended.reshape(queries.shape)

@@ -14,9 +14,10 @@ from rl_sync.models.cache import empty_cache
 from rl_sync.models.huggingface.architectures import config_values, model_config
 from rl_sync.models.huggingface.loading import load_params
 from rl_sync.models.huggingface.writing import FrameSources, write_checkpoint
-from rl_sync.models.transformer import decode_step, hidden_states, logits, prefill
+from rl_sync.models.transformer import hidden_states, logits, prefill
 from rl_sync.models.vision.projector import Seen
 from rl_sync.models.vision.tower import image_features
+from tests.models import tiny
 from tests.models.huggingface import golden
 from tests.models.huggingface.test_reading import stored
 
@@ -72,7 +73,7 @@ def test_greedy_decoding_after_images_continues_as_transformers_does(model):
         empty_cache(config, len(tokens), width),
         filled,
     )
-    step = jax.jit(decode_step, static_argnums=(0, 5))
+    step = jax.jit(tiny.decode_step, static_argnums=(0, 5))
     last = hidden[np.arange(len(tokens)), lengths - 1]
     for number in range(count):
         drawn = logits(config, params, last).argmax(axis=-1)
