@@ -16,7 +16,7 @@ from rl_sync.roles.assembly.build import trainer_of
 from rl_sync.roles.assembly.engines import rollout_changes, rollout_engine
 from rl_sync.roles.assembly.parameters import parameters_of
 from rl_sync.rollout.buckets import power_of_two
-from rl_sync.rollout.engine_programs import LEAST_STOP_IDS, CompiledProgram
+from rl_sync.rollout.engine_programs import DECODING, LEAST_STOP_IDS, CompiledProgram
 from rl_sync.rollout.image_features import MOST_TILES
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
@@ -89,12 +89,13 @@ def rollout_programs(
         "insert": (LEAST_STOP_IDS,),
         "decode": (LEAST_STOP_IDS, *rollout_changes(settings, task)),
     }
+    called = {"decode": DECODING[possible.speculation][0]}
     return [
         LowerableProgram(
             "explorer", name, size, _for_devices(layout, functools.partial(possible.lower, one))
         )
         for name, size in sizes.items()
-        for one in [CompiledProgram(name, (*size, *more.get(name, ())))]
+        for one in [CompiledProgram(called.get(name, name), (*size, *more.get(name, ())))]
     ]
 
 

@@ -478,7 +478,8 @@ def decode_estimate(
     cache = _engine_cache_bytes(settings, task, platform, rows)
     # Sharding over `tensor` was not measured on CPUs.
     shards = layout.batch_shards if platform == "cpu" else layout.mesh.size
-    logits = 4 * math.ceil(rows / shards) * model.vocab_size
+    sampled = math.ceil(rows / shards) * settings.rollout.step_tokens
+    logits = 4 * sampled * model.vocab_size
     work = {"sampling": round(SAMPLING_ARRAYS[platform] * logits)}
     if settings.rollout.cache_bytes is not None and platform == "gpu":
         whole = _cache_bytes(platform, model, layout, rows, span)

@@ -171,12 +171,13 @@ def decode_work(
     """
     model = lora.merged_config(wiring.explorer_model(settings, task))
     layout = settings.explorer_layout
-    flops = rows * (block_flops(model, span) + logit_flops(model)) / layout.mesh.size
+    fed = rows * settings.rollout.step_tokens
+    flops = fed * (block_flops(model, span) + logit_flops(model)) / layout.mesh.size
     read = _of_language_model(abstract_params(model, layout))
     weights = model_memory.device_bytes(cast_abstract(read, model.dtype))
     cache = model_memory.cache_bytes(model, rows, span, layout)
     if reading is None:
-        alone, hidden = decode_links(model, layout, rows), 0.0
+        alone, hidden = decode_links(model, layout, fed), 0.0
     else:
         chunk = settings.rollout.chunk_tokens
         alone, hidden = (sent / chunk for sent in link_bytes(reading, unknown_trips=chunk))

@@ -606,6 +606,21 @@ _PROBE = (
     Metric("probe_accuracy_unseen", "That on the others."),
 )
 
+_DRAFTS = (
+    Metric(
+        "drafts/drafted_tokens",
+        "Tokens that explorers drafted since the step before (`rollout.speculation`).",
+        unit="tokens",
+    ),
+    Metric("drafts/accepted_tokens", "Those of them that were drawn.", unit="tokens"),
+    Metric(
+        "drafts/tokens_a_step",
+        "Tokens that a sequence gets in a decode step, on average.",
+        unit="tokens",
+        normal="1 without drafts that fit",
+    ),
+)
+
 _WEIGHTS = (
     Metric(
         "weights/changed_share",
@@ -641,6 +656,7 @@ METRICS: dict[str, dict[str, tuple[Metric, ...]]] = {
         "Times": _TIMES,
         "Reliability": _RELIABILITY,
         "Weights": _WEIGHTS,
+        "Drafts": _DRAFTS,
         "With a critic": _CRITIC,
         "With episodes of several turns": _EPISODES,
         "Reward models": _REWARD_MODEL,

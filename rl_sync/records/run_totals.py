@@ -14,9 +14,17 @@ from rl_sync.types import Group
 NUM_TOKENS = "num_tokens"
 WEIGHTS = "weights/"
 """Beginning of the names of totals about the transfer of weights."""
+DRAFTS = "drafts/"
+"""Beginning of the names of totals about drafted tokens."""
+_SAMPLED, _ACCEPTED = f"{DRAFTS}sampled_tokens", f"{DRAFTS}accepted_tokens"
 _ELEMENTS, _CHANGED = f"{WEIGHTS}elements", f"{WEIGHTS}changed_elements"
 _PACED = 20
 _LEAST_PACED = 3
+
+
+def draft_counts(*, sampled: int, drafted: int, accepted: int) -> dict[str, float]:
+    """Names an explorer's numbers of sampled, drafted and accepted tokens, to be counted."""
+    return {_SAMPLED: sampled, f"{DRAFTS}drafted_tokens": drafted, _ACCEPTED: accepted}
 
 
 def sizes(groups: Sequence[Group]) -> dict[str, float]:
@@ -110,7 +118,8 @@ class RunTotals:
         """
         with self._lock:
             for phase, secs in spent.items():
-                name = phase if phase.startswith(WEIGHTS) else f"time/{role}/{phase}"
+                is_time = not phase.startswith((WEIGHTS, DRAFTS))
+                name = f"time/{role}/{phase}" if is_time else phase
                 self._spent.setdefault(name, {})[life] = secs
 
     def step(self, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -127,4 +136,6 @@ class RunTotals:
         if elements := spent.pop(_ELEMENTS, 0.0):
             spent[f"{WEIGHTS}changed_share"] = spent.pop(_CHANGED, 0.0) / elements
         spent.pop(_CHANGED, None)
+        if sampled := spent.pop(_SAMPLED, 0.0):
+            spent[f"{DRAFTS}tokens_a_step"] = sampled / (sampled - spent[_ACCEPTED])
         return {NUM_TOKENS: self._tokens, **spent}

@@ -71,6 +71,8 @@ class RunSummary:
       mean_staleness, max_staleness: over trained groups, in trainer steps; None without groups.
       evaluating_secs: part of the rollouts in which they stood still for an explorer's evaluation.
       lost: time that the phase lost when roles died.
+      drafted_tokens, accepted_tokens: numbers of tokens that were drafted in the rollouts, and of
+        those that were drawn.
     """
 
     wall_secs: float
@@ -87,6 +89,8 @@ class RunSummary:
     max_staleness: int | None
     evaluating_secs: float = 0.0
     lost: LostTime = dataclasses.field(default_factory=LostTime)
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def rollout_tokens_per_sec(self) -> float:
@@ -278,7 +282,14 @@ def summarize(spans: Iterable[Span], restarts: Iterable[Restart] = ()) -> RunSum
             if is_explorer(span.role)
         ),
         lost=lost_time(restarts, spans, start_secs, end_secs),
+        drafted_tokens=_of_engines(rollouts, "drafted_tokens"),
+        accepted_tokens=_of_engines(rollouts, "accepted_tokens"),
     )
+
+
+def _of_engines(rollouts: Iterable[Span], name: str) -> int:
+    """Sums a count of the engines over rollouts; earlier records may not have it."""
+    return sum(span.attributes.get("engine", {}).get(name, 0) for span in rollouts)
 
 
 def describe(summary: RunSummary) -> list[str]:
@@ -289,6 +300,12 @@ def describe(summary: RunSummary) -> list[str]:
         f"throughput: {summary.rollout_tokens_per_sec:,.0f} tokens/s generated,"
         f" {summary.trained_tokens_per_sec:,.0f} tokens/s trained on",
     ]
+    if summary.drafted_tokens:
+        steps = summary.rollout_tokens - summary.accepted_tokens
+        lines.append(
+            f"drafts: {summary.accepted_tokens:,} of {summary.drafted_tokens:,} drafted tokens were"
+            f" drawn, {summary.rollout_tokens / steps:.2f} tokens a decode step"
+        )
     if summary.mean_staleness is not None:
         lines.append(
             f"staleness: {summary.mean_staleness:.2f} trainer steps on average,"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import get_args
 
-from rl_sync.rollout.engine_options import CachePolicy
+from rl_sync.rollout.engine_options import CachePolicy, Speculation
 from rl_sync.setting import check, setting
 
 
@@ -87,6 +87,31 @@ class RolloutSettings:
         least=1,
         free="always",
     )
+    speculation: str = setting(
+        "off",
+        "Decoding of several tokens in one step: `always` drafts tokens by looking up what followed"
+        " the last ones before, in the sequence and in other completions of its prompt, and keeps"
+        " those that are drawn; `auto` does so while it is faster by the clock. Tokens are the same"
+        " as without, up to rounding.",
+        choices=get_args(Speculation),
+        free="always",
+    )
+    draft_tokens: int = setting(
+        4,
+        "Maximum number of tokens that a step drafts for a sequence (`rollout.speculation`).",
+        unit="tokens",
+        least=1,
+        free="always",
+    )
+    draft_bytes: int = setting(
+        64 << 20,
+        "Host memory of an explorer for finished completions, from which later ones of the same"
+        " prompt take drafts, as they do from those in flight. With 0 a sequence has its own tokens"
+        " alone.",
+        unit="bytes",
+        least=0,
+        free="always",
+    )
     swap: str = setting(
         "between",
         "Time at which an explorer takes newer weights: `between` two rollouts (streaming, when it"
@@ -130,10 +155,11 @@ class RolloutSettings:
     )
     progress_tokens: int = setting(
         0,
-        "Decode steps after which an explorer tells the master the new tokens of its completions"
-        " and episodes. If it dies, or is asked to end (SIGTERM), it or another explorer goes on"
-        " from them, with the same tokens up to rounding; episodes are played again up to there,"
-        " as far as their environments do the same. With 0, groups in flight are generated again.",
+        "Tokens of a sequence after which an explorer tells the master the new tokens of its"
+        " completions and episodes. If it dies, or is asked to end (SIGTERM), it or another"
+        " explorer goes on from them, with the same tokens up to rounding; episodes are played"
+        " again up to there, as far as their environments do the same. With 0, groups in flight are"
+        " generated again.",
         unit="tokens",
         least=0,
         free="always",
@@ -158,6 +184,11 @@ class RolloutSettings:
 
     def __post_init__(self) -> None:
         check(self, "rollout")
+
+    @property
+    def step_tokens(self) -> int:
+        """Maximum number of tokens that a decode step feeds for a sequence."""
+        return 1 if self.speculation == "off" else 1 + self.draft_tokens
 
     @property
     def more_stop_ids(self) -> tuple[int, ...]:

@@ -1074,6 +1074,12 @@ RULES: dict[str, Rule] = {
         " of data and fsdp (the trainer's may also have context), with tensor=1, and context=1 for"
         " explorers.",
     ),
+    "rollout.speculation, explorer.processes": lambda s: require(
+        s.rollout.speculation != "auto" or s.explorer.processes == 1,
+        "rollout.speculation=auto decides by a clock, but explorer.processes="
+        f"{s.explorer.processes} share each step and must decide alike: use"
+        " rollout.speculation=always or off.",
+    ),
     "rollout.routing_replay, model.experts": lambda s: require(
         not s.rollout.routing_replay
         or s.model.config(vocab_size=1, max_length=1).experts is not None,

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from rl_sync.records.metrics_writer import MetricsWriter
-from rl_sync.records.run_totals import Pace, RunTotals, sizes
+from rl_sync.records.run_totals import Pace, RunTotals, draft_counts, sizes
 
 
 def test_prompts_end_at_the_first_token_that_was_drawn():
@@ -51,6 +51,19 @@ def test_time_is_told_once_for_all_lives_of_all_explorers(tmp_path):
         "time/explorer/rollout": 1.5,
         "time/explorer/wait": 0.0,
     }
+
+
+def test_drafted_tokens_are_told_for_the_steps_that_have_them(tmp_path):
+    progress = RunTotals(str(tmp_path))
+    progress.spend("explorer", "explorer1:7", draft_counts(sampled=60, drafted=80, accepted=20))
+    progress.spend("explorer", "explorer2:8", draft_counts(sampled=40, drafted=50, accepted=30))
+    assert progress.step({}) == {
+        "num_tokens": 0.0,
+        "drafts/drafted_tokens": 130,
+        "drafts/accepted_tokens": 50,
+        "drafts/tokens_a_step": 2.0,
+    }
+    assert "drafts/tokens_a_step" not in progress.step({})
 
 
 def test_a_run_that_resumes_goes_on_counting_from_its_snapshot(tmp_path):

@@ -124,6 +124,17 @@ def test_time_of_evaluations_beside_rollouts_is_told_where_there_is_any():
     assert "rollouts stood still for 0.8 s, 12.5% of their time" in "\n".join(describe(found))
 
 
+def test_drafts_are_told_where_there_are_any():
+    spans = _hand_made_run()
+    assert "drafts" not in "\n".join(describe(summarize(spans)))
+    tokens = summarize(spans).rollout_tokens
+    engine = {"drafted_tokens": tokens, "accepted_tokens": tokens // 4}
+    spans[1].attributes["engine"] = spans[3].attributes["engine"] = engine
+    half, whole = tokens // 4 * 2, 2 * tokens
+    line = f"drafts: {half:,} of {whole:,} drafted tokens were drawn, 2.00 tokens a decode step"
+    assert line in describe(summarize(spans))
+
+
 def test_an_older_token_in_a_batch_than_its_rollouts_say_counts():
     spans = [
         _span(0, 1, step=1, version=5, leases=[0]),

@@ -821,6 +821,12 @@ EXAMPLES = {
             "context=1 for explorers",
         ),
     ],
+    "rollout.speculation, explorer.processes": [
+        (
+            {"rollout__speculation": "auto", "explorer__processes": 2},
+            "use rollout.speculation=always or off",
+        ),
+    ],
     "rollout.routing_replay, model.experts": [
         ({"rollout__routing_replay": True}, "use a model with a mixture of experts"),
     ],

@@ -11,7 +11,7 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
 from rl_sync.roles.assembly import wiring
 from rl_sync.rollout.engine import Engine
-from rl_sync.rollout.engine_options import CachePolicy, EngineOptions
+from rl_sync.rollout.engine_options import CachePolicy, EngineOptions, Speculation
 from rl_sync.rollout.engine_programs import CompiledProgram
 from rl_sync.rollout.sampling import LogitsProcessors
 from rl_sync.settings.run_settings import RunSettings
@@ -52,6 +52,9 @@ def _of_rollouts(
         changes=rollout_changes(settings, task),
         records_routes=settings.rollout.routing_replay,
         sampler=wiring.token_records(settings, task).sampler,
+        speculation=cast(Speculation, settings.rollout.speculation),
+        draft_tokens=settings.rollout.draft_tokens,
+        draft_bytes=settings.rollout.draft_bytes,
         frozen_vision=not settings.model.trains_tower,
         image_cache_bytes=settings.rollout.image_cache_bytes,
         before_first=before_first,

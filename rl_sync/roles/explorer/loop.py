@@ -18,6 +18,7 @@ from rl_sync.messages.call import request_number
 from rl_sync.messages.master_calls import AskLease, HandInEvaluation, Report, moment_of
 from rl_sync.messages.run_result import RunResult
 from rl_sync.records.chaos_windows import SYNC
+from rl_sync.records.run_totals import draft_counts
 from rl_sync.records.spans import SpanKind
 from rl_sync.roles.evaluation.evaluator import await_evaluations
 from rl_sync.roles.evaluation.pinned_evaluations import EvaluationsBeside
@@ -95,8 +96,8 @@ class ExplorerLoop:
         if self.tokens is not None:
             self.tokens.compiled(self.explorer.engine.stats)
         self.session.settle()
-        every_steps = self.session.settings.rollout.progress_tokens
-        self._teller = ProgressTeller(self.session, self.explorer, every_steps)
+        every_tokens = self.session.settings.rollout.progress_tokens
+        self._teller = ProgressTeller(self.session, self.explorer, every_tokens)
         self._life = ExplorerLife(self._plan())
         self._commands = self._life.commands()
         try:
@@ -308,6 +309,11 @@ class ExplorerLoop:
         stats = self.explorer.engine.stats - self._before
         attributes["tokens"] = tokens = stats.decode_tokens
         attributes["engine"] = stats.summary()
+        if stats.drafted_tokens and self.session.leads:
+            counts = draft_counts(
+                sampled=tokens, drafted=stats.drafted_tokens, accepted=stats.accepted_tokens
+            )
+            self.session.spans.count(counts)
         if stats.differing_tokens:
             attributes["differing"] = stats.differing_tokens
         if lost_secs := self.evaluations.lost_secs - self._lost_before_secs:

@@ -20,18 +20,18 @@ _log = logging.getLogger(__name__)
 
 
 class ProgressTeller:
-    """Tells new tokens every so many decode steps, by a thread, so that decoding never waits.
+    """Tells new tokens every so many tokens, by a thread, so that decoding never waits.
 
     Args:
       session: session of this process.
       explorer: the actor.
-      every_steps: decode steps between two calls; 0 for none.
+      every_tokens: tokens of a sequence between two calls; 0 for none.
     """
 
-    def __init__(self, session: Session, explorer: Explorer, every_steps: int) -> None:
-        self._session, self._explorer, self._every = session, explorer, every_steps
+    def __init__(self, session: Session, explorer: Explorer, every_tokens: int) -> None:
+        self._session, self._explorer, self._every = session, explorer, every_tokens
         self._told: dict[int, dict[int, CompletionProgress]] = {}
-        self._steps = 0
+        self._stretch = 0
         self._calls = session.clock.pool(1, "progress")
         self._call: Future[list[int]] | None = None
 
@@ -41,10 +41,10 @@ class ProgressTeller:
         Args:
           groups: all groups in flight.
         """
-        steps = self._explorer.engine.stats.steps
-        if steps - self._steps < self._every or not self._session.leads or not self._is_free():
+        stretch = self._explorer.engine.stats.stretch_tokens
+        if stretch - self._stretch < self._every or not self._session.leads or not self._is_free():
             return
-        self._steps = steps
+        self._stretch = stretch
         if parts := self._new(groups):
             self._call = self._calls.submit(self._send, parts)
 

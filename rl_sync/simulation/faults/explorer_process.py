@@ -207,7 +207,7 @@ class _GeneratingActor:
         for left in range(2 if newer else 0, -1, -1):
             invariants.decodes(process.name, state.version, weights)
             process.clock.sleep(chance.uniform(0.1, 0.8))
-            self.engine.stats += Stats(steps=1)
+            self.engine.stats += Stats(steps=1, stretch_tokens=1)
             flying = [self._played(one).decoded() for one in flying]
             now = state._replace(unfinished=tuple(flying))
             beside()

@@ -25,6 +25,7 @@ class Compiled(NamedTuple):
 
     Attributes:
       divided: whether devices divide the cache of a kv head.
+      fed: number of tokens of a row that a step feeds, each of which is written by itself.
     """
 
     program: CompiledProgramText
@@ -34,9 +35,10 @@ class Compiled(NamedTuple):
     logits: int
     gathered: int
     divided: bool
+    fed: int
 
 
-def _compiled(devices, data, tensor, share, **sizes):
+def _compiled(devices, data, tensor, share, speculation="off", **sizes):
     """Compiles decoding; a share of the usual cache is a pool of pages, 0 stands for no pages."""
     heads = max(1, sizes["num_kv_heads"] // tensor)
     shares = max(1, tensor // sizes["num_kv_heads"])
@@ -46,7 +48,7 @@ def _compiled(devices, data, tensor, share, **sizes):
     config.sft.steps = 0
     config.explorer.mesh.update(data=data, tensor=tensor)
     config.workdir = "/nowhere"
-    config.rollout.slots = ROWS
+    config.rollout.slots, config.rollout.speculation = ROWS, speculation
     config.rollout.cache_bytes = round(2 * share * keys) or None
     settings = read_settings(config.to_dict())
     tokenizer = SimpleNamespace(vocab_size=VOCAB, eos_ids=(0,), end_ids=(0,), decode=None)
@@ -71,9 +73,10 @@ def _compiled(devices, data, tensor, share, **sizes):
         decode_estimate(settings, task, platform, decode.sizes).peak,
         gate_up=2 * LAYERS * sizes["embed_dim"] * 2 * sizes["mlp_dim"] // tensor,
         keys=round(keys * share) or keys,
-        logits=4 * ROWS * VOCAB // data,
+        logits=4 * ROWS * VOCAB * settings.rollout.step_tokens // data,
         gathered=2 * keys // LAYERS if share and platform == "gpu" else 0,
         divided=shares > 1,
+        fed=settings.rollout.step_tokens,
     )
 
 
@@ -81,7 +84,7 @@ def _compiled(devices, data, tensor, share, **sizes):
     scope="module",
     params=[
         *[
-            (target, share)
+            (target, share, "off")
             for target in (
                 ("v5e:2x2", 2, 2, 4, 64),
                 ("v5e:2x2", 1, 4, 2, 128),
@@ -89,7 +92,10 @@ def _compiled(devices, data, tensor, share, **sizes):
             )
             for share in (0, 0.5)
         ],
-        (("v5e:2x2", 1, 4, 4, 128), 0.5),
+        (("v5e:2x2", 1, 4, 4, 128), 0.5, "off"),
+        (("v5e:2x2", 2, 2, 4, 64), 0, "always"),
+        (("v5e:2x2", 1, 4, 4, 128), 0.5, "always"),
+        (("h100:4", 1, 4, 2, 128), 0.5, "always"),
     ],
     ids=[
         "v5e",
@@ -99,6 +105,9 @@ def _compiled(devices, data, tensor, share, **sizes):
         "h100",
         "h100 gathers pages",
         "v5e reads pages by a kernel",
+        "v5e drafts",
+        "v5e drafts, and reads pages by a kernel",
+        "h100 drafts, and gathers pages",
     ],
 )
 def decode(request, devices):
@@ -107,12 +116,13 @@ def decode(request, devices):
 
     A kernel reads pages of heads that are as wide as a TPU's lines.
     """
-    (target, data, tensor, kv_heads, head_dim), share = request.param
+    (target, data, tensor, kv_heads, head_dim), share, speculation = request.param
     return _compiled(
         devices(target),
         data,
         tensor,
         share,
+        speculation,
         embed_dim=1024,
         num_heads=8,
         num_kv_heads=kv_heads,
@@ -128,7 +138,8 @@ def test_it_copies_neither_the_cache_nor_the_weights(decode):
     found = decode.program.made(least)
     assert all("scatter" in one.name for one in found)
     # Values have an array of their own, or lie between the keys.
-    assert [one.bytes for one in found] in ([decode.keys] * 2, [2 * decode.keys])
+    each = [one.bytes for one in found]
+    assert each in ([decode.keys] * 2 * decode.fed, [2 * decode.keys] * decode.fed)
     memory = decode.program.memory
     assert memory.aliased >= 2 * decode.keys
     assert memory.temporaries < 0.05 * memory.arguments + decode.gathered

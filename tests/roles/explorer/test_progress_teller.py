@@ -49,8 +49,8 @@ class Explorer:
         self.engine, self.rows = self, {}
         self.stats, self.version = Stats(), -1
 
-    def decode(self, steps, **rows):
-        self.stats += Stats(steps=steps)
+    def decode(self, count, **rows):
+        self.stats += Stats(stretch_tokens=count)
         self.rows |= {int(name[1:]): found for name, found in rows.items()}
 
     def progress(self, groups):
@@ -72,7 +72,7 @@ def session():
 
 @pytest.fixture
 def teller(session, explorer):
-    return ProgressTeller(session, explorer, every_steps=8)
+    return ProgressTeller(session, explorer, every_tokens=8)
 
 
 def told(session):
@@ -88,7 +88,7 @@ def settle(teller):
         concurrent.futures.wait([teller._call])
 
 
-def test_new_tokens_are_told_once_every_so_many_steps(teller, session, explorer):
+def test_new_tokens_are_told_once_every_so_many_tokens(teller, session, explorer):
     groups = [group(3), group(4, begun=((1, tokens(5)), (2, tokens(6, "stop"))))]
     four = {1: tokens(9), 2: tokens(6, "stop")}
     for steps, rows in [
