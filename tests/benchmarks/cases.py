@@ -220,6 +220,19 @@ CASES = (
         ],
     ),
     Case(
+        "benchmarks/speculation.py --steps=2 --prompts=1 --tokens=8 --rounds=1",
+        [
+            Table(
+                "text | tokens a step | drafts drawn | speed, x | same tokens",
+                [
+                    f"{kind}, epoch {epoch}"
+                    for kind in ("arithmetic", "JSON", "long copies", "tool calls")
+                    for epoch in (1, 2)
+                ],
+            )
+        ],
+    ),
+    Case(
         "benchmarks/host.py --slots=8 --step_ms=1 --seeds=1",
         [
             Table(

@@ -12,7 +12,7 @@ from rl_sync.models.placement import abstract_params, shardings
 from rl_sync.models.platform import compiling_for
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.engine_options import EngineOptions
-from rl_sync.rollout.engine_programs import Requests
+from rl_sync.rollout.engine_programs import DECODING, Requests
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 from tests.models import tiny
@@ -94,15 +94,20 @@ def test_an_engine_of_episodes_needs_no_program_that_is_not_listed():
 
 
 @pytest.mark.nightly
-@pytest.mark.samples(gate=("mesh1-28",))
-@pytest.mark.parametrize(("mesh", "mlp_dim"), [({}, 20), ({"data": 2, "tensor": 2}, 28)])
-def test_what_is_compiled_ahead_is_not_compiled_again(mesh, mlp_dim):
+@pytest.mark.samples(gate=("mesh1-28-off", "mesh2-36-auto"))
+@pytest.mark.parametrize(
+    ("mesh", "mlp_dim", "speculation"),
+    [({}, 20, "off"), ({"data": 2, "tensor": 2}, 28, "off"), ({"data": 2}, 36, "auto")],
+)
+def test_what_is_compiled_ahead_is_not_compiled_again(mesh, mlp_dim, speculation):
     config = dataclasses.replace(CONFIG, mlp_dim=mlp_dim)  # Of which nothing is compiled yet.
     on = layout(**mesh).grouped(CONFIG.num_kv_heads)
-    made = engine(on, config)
+    made = engine(on, config, speculation=speculation)
     programs = made.possible(abstract_params(config, on))
     for program in programs.listed(ASKED):
         programs.lower(program).compile()
     with compilations() as count:
         rollouts(made)
         assert count() == 0
+    names = {one.name for one in made.programs if one.name.startswith("decode")}
+    assert names == set(DECODING[speculation])

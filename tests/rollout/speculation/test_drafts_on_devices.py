@@ -51,9 +51,8 @@ def completed(config, on, speculation, **options):
     return [*firsts, *sorted(made.advance(), key=lambda one: one.ticket)], made
 
 
-@pytest.mark.nightly
-@pytest.mark.samples(gate=("pages of a row", "1 head on 4 devices", "lines of a TPU"))
-@pytest.mark.parametrize("paged", [False, True], ids=["", "paged"])
+@pytest.mark.samples(gate=("1 head on 4 devices-rows", "lines of a TPU-pages"))
+@pytest.mark.parametrize("paged", [False, True], ids=["rows", "pages"])
 @pytest.mark.parametrize("case", EVERY)
 def test_completions_are_those_without_drafts_in_every_layout(case, paged):
     config, mesh, platform = EVERY[case]
@@ -69,7 +68,6 @@ def test_completions_are_those_without_drafts_in_every_layout(case, paged):
 
 
 @SAME_BITS
-@pytest.mark.nightly
 @pytest.mark.samples(gate=("plain",))
 @pytest.mark.parametrize("name", VARIANTS)
 def test_batch_invariant_models_have_the_same_bits(as_in_runs, name):

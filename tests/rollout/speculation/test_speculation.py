@@ -20,7 +20,7 @@ from rl_sync.sampling_masks import no_entries
 from rl_sync.token_records import SamplerShape
 from rl_sync.types import CompletionProgress
 from tests.models import tiny
-from tests.rollout import turns
+from tests.rollout import test_images_in_prompts, turns
 
 CONFIG = dataclasses.replace(tiny.CONFIG, max_length=64)
 EXPERTS = dataclasses.replace(CONFIG, experts=Experts(8, 2, 12))
@@ -105,7 +105,6 @@ def both_ways(kind):
     return engines, [completed(engine, requests(sampling)) for engine in engines]
 
 
-@pytest.mark.nightly
 @pytest.mark.samples(
     "stops after some tokens", gate=("min_p, masks kept", "distributions", "few pages")
 )
@@ -266,6 +265,18 @@ def test_held_completions_are_extended_alike():
     expected = turns.make_engine(decode=turns.decode).generate(whole)
     for (_, completion), (other,) in zip(played, expected, strict=True):
         turns.assert_same(completion, other)
+
+
+@pytest.mark.gate
+def test_prompts_with_images_are_completed_alike():
+    found = []
+    for speculation in ("always", "off"):
+        engine = test_images_in_prompts.engine(speculation=speculation)
+        asked = test_images_in_prompts.requests(completions=2)
+        found.append((engine, completed(engine, asked)))
+    (drafts, one), (_, other) = found
+    assert_same(one, other)
+    assert drafts.stats.accepted_tokens > 0
 
 
 def test_given_tokens_are_read_several_at_once():
