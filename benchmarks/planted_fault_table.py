@@ -263,7 +263,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "rules-microbatch-too-large",
-        "rl_sync/settings/rules.py",
+        "rl_sync/settings/rules/batch_rules.py",
         "group_size // s.optimizer.updates_per_batch\n    require(\n        rows <= most",
         "group_size\n    require(\n        rows <= most",
         "Microbatches larger than an optimizer update are allowed.",

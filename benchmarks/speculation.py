@@ -41,9 +41,10 @@ from rl_sync.models.placement import abstract_params
 from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import hidden_states, init_params, logits
 from rl_sync.rollout.engine import Engine
-from rl_sync.rollout.engine_options import EngineOptions, Speculation
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.request import CompletionRequest, FinishedCompletion
 from rl_sync.rollout.sampling import Sampling
+from rl_sync.rollout.speculation.draft_pace import Speculation
 from rl_sync.rollout.stats import Stats
 from rl_sync.types import Params
 

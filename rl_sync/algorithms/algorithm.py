@@ -258,7 +258,7 @@ DISTILLATIONS = OFF, SAMPLED, EXACT, TOPK = "off", "sampled", "exact", "topk"
 class Algorithm:
     """`config.algorithm`: the loss that a trainer step minimizes. The defaults make GRPO.
 
-    `rl_sync.settings.rules` says which pieces fit each other.
+    `rl_sync.settings.rules.algorithm_rules` says which pieces fit each other.
 
     Raises:
       ValueError: an unknown name, or a value outside its bounds.

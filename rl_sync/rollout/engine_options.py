@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, get_args
 
+from rl_sync.rollout.speculation.draft_pace import Speculation
 from rl_sync.spelling import require_one_of
 from rl_sync.token_records import SamplerShape
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from rl_sync.rollout.sequence import Decode
 
 CachePolicy = Literal["keep", "recompute"]
-Speculation = Literal["off", "always", "auto"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,6 @@ from rl_sync.models.sharding import Layout, using
 from rl_sync.models.vision.projector import Seen
 from rl_sync.rollout import slots as core
 from rl_sync.rollout.buckets import Sizes, power_of_two
-from rl_sync.rollout.engine_options import Speculation
 from rl_sync.rollout.image_features import (
     MOST_TILES,
     abstract_seen,
@@ -36,6 +35,7 @@ from rl_sync.rollout.paging.page_table import PageTable, most_fills
 from rl_sync.rollout.sampling import ALL_CHANGES, LogitsProcessors, Sampling, knobs
 from rl_sync.rollout.sequence import Pauses
 from rl_sync.rollout.slots import ChunkProgram, Prefix, SlotRows, Slots
+from rl_sync.rollout.speculation.draft_pace import Speculation
 from rl_sync.token_records import SamplerShape
 from rl_sync.types import Params, as_input
 

@@ -13,8 +13,8 @@ from rl_sync.learning.learning_settings import RL_RATES, SFT_RATES
 from rl_sync.models.huggingface.reading import locate
 from rl_sync.schedule import resolve
 from rl_sync.setting import sections
-from rl_sync.settings import rules
 from rl_sync.settings.records import ConfigError, ConfigValues, build
+from rl_sync.settings.rules.table import check_rules
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.settings.sync_settings import SyncSettings
 
@@ -37,7 +37,7 @@ def read_settings(config: ConfigValues) -> RunSettings:
             _with_learning_rates(_with_adapters(_with_algorithm(expand(config)))),
             "config",
         )
-        rules.check(settings)
+        check_rules(settings)
     except ConfigError:
         raise
     except ValueError as error:

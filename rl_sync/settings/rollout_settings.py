@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import get_args
 
-from rl_sync.rollout.engine_options import CachePolicy, Speculation
+from rl_sync.rollout.engine_options import CachePolicy
+from rl_sync.rollout.speculation.draft_pace import Speculation
 from rl_sync.setting import check, setting
 
 

@@ -14,9 +14,10 @@ import pytest
 from rl_sync.algorithms.algorithm import ALGORITHMS
 from rl_sync.configs import base
 from rl_sync.setting import sections
-from rl_sync.settings import rules
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError
+from rl_sync.settings.rules import table
+from rl_sync.settings.rules.algorithm_rules import danger
 from rl_sync.settings.run_settings import RunSettings
 from tests.settings.changed import config_with, settings_with
 
@@ -835,8 +836,8 @@ EXAMPLES = {
 
 
 def test_every_rule_has_an_example_and_names_settings_that_there_are():
-    assert EXAMPLES.keys() == rules.RULES.keys()
-    for name in rules.RULES:
+    assert EXAMPLES.keys() == table.RULES.keys()
+    for name in table.RULES:
         assert set(name.partition(":")[0].split(", ")) <= NAMES
 
 
@@ -848,7 +849,7 @@ def test_what_breaks_a_rule_is_refused_by_it_with_the_setting_the_value_and_the_
             with pytest.raises(ConfigError):
                 settings_with(**fields)
             with monkeypatch.context() as without:
-                without.setattr(rules, "RULES", {rule: rules.RULES[rule]})
+                without.setattr(table, "RULES", {rule: table.RULES[rule]})
                 with pytest.raises(ConfigError, match=re.escape(part)) as refused:
                     settings_with(**fields)
             settings = rule.partition(":")[0].split(", ")
@@ -872,7 +873,7 @@ def test_only_algorithms_that_take_no_notice_of_the_old_policy_are_dangerous():
     dangerous = {
         name
         for name in ALGORITHMS
-        if rules.danger(
+        if danger(
             settings_with(
                 algorithm__name=name,
                 algorithm__allow_unsafe=True,

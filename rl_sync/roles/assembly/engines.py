@@ -11,9 +11,10 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
 from rl_sync.roles.assembly import wiring
 from rl_sync.rollout.engine import Engine
-from rl_sync.rollout.engine_options import CachePolicy, EngineOptions, Speculation
+from rl_sync.rollout.engine_options import CachePolicy, EngineOptions
 from rl_sync.rollout.engine_programs import CompiledProgram
 from rl_sync.rollout.sampling import LogitsProcessors
+from rl_sync.rollout.speculation.draft_pace import Speculation
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
 

@@ -6,6 +6,10 @@ Tokens are the same either way, so the clock decides nothing else.
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
+
+Speculation = Literal["off", "always", "auto"]
+"""Whether decode steps draft tokens: never, always, or as long as that is faster."""
 
 _TRIED_CHUNKS = 4
 _KEPT_CHUNKS = 64
@@ -13,7 +17,7 @@ _LEFT_OUT_CHUNKS = 512
 
 
 @dataclasses.dataclass
-class _Work:
+class _TimedChunks:
     """Chunks of one kind: their number, seconds and tokens."""
 
     chunks: int = 0
@@ -40,7 +44,7 @@ class DraftPace:
         self._begin()
 
     def _begin(self) -> None:
-        self._tried, self._left = {True: _Work(), False: _Work()}, 0
+        self._tried, self._left = {True: _TimedChunks(), False: _TimedChunks()}, 0
 
     def record(self, tokens: int, secs: float) -> None:
         """Records the tokens and seconds of a chunk, of the kind that `drafts` said."""
