@@ -1,4 +1,4 @@
-"""What a rule is, and a check that several of them make."""
+"""Type of a rule, and a check that several rules make."""
 
 from __future__ import annotations
 
