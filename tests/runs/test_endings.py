@@ -46,7 +46,7 @@ def test_a_role_that_dies_fails_the_run_with_its_name_and_its_log(started, victi
     failure = output[output.index("The run failed:") :]
     assert failure.startswith(f"The run failed: {victim} was killed by SIGKILL")
     assert str(Workdir(workdir).log(victim)) in failure
-    assert f"--config.workdir={workdir}" in failure
+    assert f"resume --workdir={workdir}" in failure
     assert processes_of(workdir) == {}
     if victim == "explorer1":
         assert list(Workdir(workdir).snapshots.glob("snapshot_*")), "the trainer is whole"

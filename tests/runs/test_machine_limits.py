@@ -107,7 +107,7 @@ def assert_it_ended_with_one_line(
     failure = output[output.index("The run failed: ") :]
     first = failure.splitlines()[0]
     assert all(one in first for one in said), first
-    assert f"--config.workdir={workdir}" in failure
+    assert f"workdir={workdir}" in failure
     assert "Traceback" not in output
     assert "  | " not in failure, "the log is quoted"
     assert processes_of(workdir) == {}

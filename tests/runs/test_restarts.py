@@ -249,7 +249,7 @@ def test_a_log_that_is_lost_ends_the_run_with_the_way_on(started):
     output = ended(process)
     assert process.returncode == 1
     assert "cannot go on in place" in output
-    assert f"--config.workdir={workdir}" in output
+    assert f"workdir={workdir}" in output
     assert processes_of(workdir) == {}
 
 

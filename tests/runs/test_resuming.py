@@ -37,7 +37,7 @@ def test_an_interrupted_run_saves_and_goes_on_where_it_was(started, mode):
     os.killpg(process.pid, signal.SIGINT)  # As a terminal does it: to the whole group.
     output = ended(process)
     assert process.returncode == 130, output
-    assert f"--config.workdir={workdir}" in output
+    assert f"resume --workdir={workdir}" in output
     assert processes_of(workdir) == {}
     before = RunRecord(Workdir(workdir), output)
     balance = before.ledger[-1]
