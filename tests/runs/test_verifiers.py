@@ -109,7 +109,7 @@ def test_a_taskset_whose_judge_fails_ends_the_run_with_its_reason(python, argume
     given = arguments("taskset='letters_once', options={'fault': 'reward'}")
     # Eight failures are enough for a verdict, and the run must have steps left by then.
     started = [*COMMON, *given, "--config.sft.steps=0", "--config.trainer.steps=20"]
-    with launch(*started, workdir=tmp_path / "run", python=python) as process:
+    with launch(*started, workdir=tmp_path / "run", python=python, forks=False) as process:
         printed, _ = process.communicate(timeout=800)
     assert process.returncode != 0
     assert re.search("the judge is away", printed), printed[-3000:]
