@@ -208,13 +208,18 @@ class Runs:
         self._directory.mkdir(exist_ok=True)
 
     def get(
-        self, *flags: str, python: Sequence[str] = (sys.executable,), apart: bool = False
+        self,
+        *flags: str,
+        python: Sequence[str] = (sys.executable,),
+        apart: bool = False,
+        limit_secs: float = TIMEOUT_SECS,
     ) -> RunRecord:
         """Returns the records of a run.
 
         Args:
           python: see `launch`.
           apart: whether each role is a process; otherwise it is a thread of this one, if it can be.
+          limit_secs: greatest time of a run with another Python.
         """
         own = python != (sys.executable,)
         in_threads = not apart and not own and EMBEDDED in flags and threads.can_run(flags)
@@ -226,7 +231,7 @@ class Runs:
                     end = threads.run([*_words(workdir), *flags])
                 elif own or not FORKED.intersection(flags):
                     # With Reverb all processes are started as a user's are.
-                    end = self._start(workdir, flags, python)
+                    end = self._start(workdir, flags, python, limit_secs)
                 else:
                     end = self._fork(workdir, flags)
                 ended.write_text(json.dumps(end))
@@ -235,9 +240,11 @@ class Runs:
         assert not undescribed(workdir), "metrics that rl_sync.records.metric_catalog leaves out"
         return RunRecord(Workdir(workdir), output)
 
-    def _start(self, workdir: Path, flags: Sequence[str], python: Sequence[str]) -> tuple[int, str]:
+    def _start(
+        self, workdir: Path, flags: Sequence[str], python: Sequence[str], limit_secs: float
+    ) -> tuple[int, str]:
         process = launch(*flags, workdir=workdir, variables=self.variables, python=python)
-        output, _ = process.communicate(timeout=TIMEOUT_SECS)
+        output, _ = process.communicate(timeout=limit_secs)
         return process.returncode, output
 
     def _fork(self, workdir: Path, flags: Sequence[str]) -> tuple[int, str]:

@@ -90,6 +90,7 @@ def test_a_run_plays_a_taskset_with_its_rows_and_its_rewards(
         "--config.sft.batch_size=16",
         "--config.sft.learning_rate=0.01",
         python=python,
+        limit_secs=600,  # Each reply starts a program of the harness.
     )
     assert [step["step"] for step in read_metrics(run.workdir, "rl")] == [1, 2]
     rollouts = [*read_rollouts(run.workdir)]
