@@ -16,12 +16,14 @@ class EnvironmentKind(NamedTuple):
       meaning: one sentence.
       branches: whether an episode may be several conversations, each a segment of its trajectory.
       rewards: whether it gives rewards; if not, the task's reward judges the last reply.
+      of_library: whether it has the name of a library, whose own classes are no environments here.
     """
 
     where: str
     meaning: str
     branches: bool = False
     rewards: bool = True
+    of_library: bool = False
 
 
 BY_SET = "by_set"
@@ -61,19 +63,23 @@ ENVIRONMENTS = {
     "textarena": EnvironmentKind(
         "rl_sync.addons.games.textarena_games:TextArenaGame",
         "Plays a game of TextArena, for one player or several.",
+        of_library=True,
     ),
     "gymnasium": EnvironmentKind(
         "rl_sync.addons.games.gymnasium_games:GymnasiumGame",
         "Puts an environment of Gymnasium into words.",
+        of_library=True,
     ),
     "openenv": EnvironmentKind(
         "rl_sync.addons.games.openenv_client:OpenEnvClient",
         "Opens a session at an OpenEnv server.",
+        of_library=True,
     ),
     "verifiers": EnvironmentKind(
         "rl_sync.addons.agents.verifiers_environment:VerifiersEnvironment",
         "Plays a taskset of verifiers, with its harness and its rewards.",
         branches=True,
+        of_library=True,
     ),
 }
 

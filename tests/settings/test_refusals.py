@@ -161,7 +161,10 @@ HOST = {"launch__host": "10.0.0.1"}
 EXAMPLES = {
     "name": [({"name": "a/b"}, "name='a/b'")],
     "workdir": [({"workdir": "a\0b"}, "must not hold a null")],
-    "environment.name": [({"environment__name": "calculater"}, "did you mean 'calculator'")],
+    "environment.name": [
+        ({"environment__name": "calculater"}, "did you mean 'calculator'"),
+        ({"environment__name": "verifiers:gsm8k"}, "is no environment here: write verifiers(…)"),
+    ],
     "environment.opponent": [
         ({"environment__opponent": "slef"}, "opponent=slef: There is no opponent 'slef'"),
         ({"environment__evaluation_opponent": "rndom"}, "did you mean 'random'"),

@@ -133,8 +133,17 @@ def _opponents(s: RunSettings) -> None:
 
 def _environment_name(s: RunSettings) -> None:
     name = s.environment.name
-    if name is not None and not is_own(name):
+    if name is None:
+        return
+    if not is_own(name):
         require_one_of("environment.name", name.partition("(")[0].strip(), ENVIRONMENTS)
+        return
+    library = name.partition(":")[0]
+    require(
+        library not in ENVIRONMENTS or not ENVIRONMENTS[library].of_library,
+        f"environment.name={name!r} names a class of the library {library}, which is no environment"
+        f" here: write {library}(…) with the options that docs/environments.md lists.",
+    )
 
 
 def _corrections(s: RunSettings) -> None:
