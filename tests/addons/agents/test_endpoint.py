@@ -88,15 +88,6 @@ def _endpoint():
     endpoint.close()
 
 
-@pytest.fixture(name="policy")
-def _policy(endpoint):
-    policy = Policy(endpoint)
-    policy.thread.start()
-    yield policy
-    policy.halted.set()
-    policy.thread.join()
-
-
 def test_a_reply_comes_with_its_ids_logprobs_and_versions(policy):
     found = policy.ask(logprobs=True, temperature=0.1, top_p=0.5)
     (choice,) = found.choices

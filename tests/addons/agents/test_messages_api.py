@@ -41,15 +41,6 @@ def _endpoint():
         yield endpoint
 
 
-@pytest.fixture(name="policy")
-def _policy(endpoint):
-    policy = Policy(endpoint)
-    policy.thread.start()
-    yield policy
-    policy.halted.set()
-    policy.thread.join()
-
-
 def client_of(policy, **options):
     import anthropic
 

@@ -30,15 +30,6 @@ def _endpoint():
         yield endpoint
 
 
-@pytest.fixture(name="policy")
-def _policy(endpoint):
-    policy = Policy(endpoint)
-    policy.thread.start()
-    yield policy
-    policy.halted.set()
-    policy.thread.join()
-
-
 @pytest.fixture(name="thinker")
 def _thinker(endpoint):
     """A policy whose reasoning is a field of its own."""
