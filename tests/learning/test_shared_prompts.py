@@ -144,9 +144,10 @@ def _graded(forward, params, rows, weights):
     def loss(trained, head):
         critic = {"scalar_head": head}
         found = forward.outputs(trained, critic, {}, RowInputs.of(rows))
-        parts = jax.tree.map(
-            lambda x, w: jnp.where(rows.completion_mask, x * w, 0).sum(), tuple(found), weights
-        )
+        parts = [
+            jnp.where(rows.completion_mask, x * w, 0).sum()
+            for x, w in zip(jax.tree.leaves(found), weights, strict=True)
+        ]
         return sum(parts), found
 
     head = {"kernel": jnp.linspace(-1, 1, forward.model.embed_dim), "bias": jnp.float32(0.3)}
@@ -176,7 +177,7 @@ def test_outputs_and_gradients_are_those_of_rows_of_their_own(model, logits_byte
         at = np.argsort(_by_trajectory(np.arange(mask.size).reshape(mask.shape), rows))
         places[:, mask] = order[:, at]
         (gradient, outputs) = _graded(forward, params, rows, tuple(places))
-        found.append((gradient, [_by_trajectory(x, rows) for x in outputs]))
+        found.append((gradient, [_by_trajectory(x, rows) for x in jax.tree.leaves(outputs)]))
     jax.tree.map(_assert_close, *found)
 
 

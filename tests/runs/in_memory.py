@@ -219,7 +219,8 @@ def run(words: Sequence[str], deaths: Collection[int] = ()) -> str:
         disk=lambda directory, *_: _Disk(directory=directory, saved=saved),
     )
     nowhere = Addresses("", "", "", "")
-    weights = LocalPublisher(settings.explorers, keep=settings.schedule.versions_kept)
+    # One end that takes nothing: an explorer that was killed asks again for what it had taken.
+    weights = LocalPublisher(settings.explorers + 1, keep=settings.schedule.versions_kept)
     failures: list[Exception] = []
 
     def resources(role: str) -> Resources:

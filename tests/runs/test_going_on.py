@@ -78,7 +78,9 @@ def assert_it_drew_what_was_left(run, whole, rollouts, least_given):
 def test_an_exact_run_has_the_same_tokens_and_draws_none_again_that_were_told(memory_runs, name):
     run = memory_runs(*EXACT[name], *KEEPING, deaths=DEATHS)
     whole = memory_runs(*EXACT[name], *KEEPING)
-    assert_it_drew_what_was_left(run, whole, rollouts, least_given=3)
+    # Of two explorers, the one that dies may have only begun.
+    least_given = 3 if run.settings.explorers == 1 else 1
+    assert_it_drew_what_was_left(run, whole, rollouts, least_given)
 
 
 @pytest.mark.samples(gate=("asynchronous", "streaming", "two explorers"))
