@@ -90,7 +90,8 @@ class ReplyMark(NamedTuple):
 
     Attributes:
       start: number of tokens of the replies before it.
-      turn: digest of the turn that it answers; see `rl_sync.rollout.episode_records.Continue`.
+      turn: digest of the turn that it answers; see
+        `rl_sync.rollout.episodes.episode_records.Continue`.
       opponent: player who gives it, if that is an opponent; None for the policy that learns.
       finish: reason of its end; None while it is in flight.
     """

@@ -9,8 +9,8 @@ from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.sharding import Layout
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.engine_options import EngineOptions
-from rl_sync.rollout.episode_engine import EpisodeEngine
-from rl_sync.rollout.episode_records import Continue, End, EpisodeRequest
+from rl_sync.rollout.episodes.episode_engine import EpisodeEngine
+from rl_sync.rollout.episodes.episode_records import Continue, End, EpisodeRequest
 from rl_sync.rollout.sampling import Sampling
 from tests.models import tiny
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from rl_sync.roles.explorer.actor import ExplorerState
-from rl_sync.rollout.episode_engine import EpisodeEngine
-from rl_sync.rollout.episode_records import (
+from rl_sync.rollout.episodes.episode_engine import EpisodeEngine
+from rl_sync.rollout.episodes.episode_records import (
     Continue,
     EpisodeRequest,
     counted_tokens,

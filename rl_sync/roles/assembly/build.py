@@ -77,7 +77,7 @@ from rl_sync.roles.trainer.sft_phase import SftPhase
 from rl_sync.roles.trainer.snapshot_keeper import SnapshotKeeper
 from rl_sync.roles.trainer.steps_in_flight import DemonstrationsOf
 from rl_sync.rollout.engine import Engine
-from rl_sync.rollout.episode_engine import EpisodeEngine
+from rl_sync.rollout.episodes.episode_engine import EpisodeEngine
 from rl_sync.rollout.stats import Stats
 from rl_sync.schedule import SyncSchedule
 from rl_sync.settings.run_settings import RunSettings

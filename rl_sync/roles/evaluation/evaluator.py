@@ -20,8 +20,8 @@ from rl_sync.records.spans import SpanKind
 from rl_sync.rewards.judgement import Judgement
 from rl_sync.roles.token_recorder import TokenRecorder
 from rl_sync.rollout.engine import Engine, NonFiniteLogitsError
-from rl_sync.rollout.episode_engine import EpisodeEngine
-from rl_sync.rollout.episode_records import EpisodeRequest, Played
+from rl_sync.rollout.episodes.episode_engine import EpisodeEngine
+from rl_sync.rollout.episodes.episode_records import EpisodeRequest, Played
 from rl_sync.rollout.request import CompletionRequest, FinishedCompletion
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.rollout.stats import Stats

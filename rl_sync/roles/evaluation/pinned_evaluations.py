@@ -14,8 +14,8 @@ from rl_sync.messages.scoring_calls import CompletionToScore
 from rl_sync.models.placement import abstract_of, in_host_memory, move, shardings
 from rl_sync.roles.evaluation.evaluator import EvaluationSet, NewEngine, require_version
 from rl_sync.rollout.engine import Engine, NonFiniteLogitsError
-from rl_sync.rollout.episode_engine import EpisodeEngine
-from rl_sync.rollout.episode_records import Played
+from rl_sync.rollout.episodes.episode_engine import EpisodeEngine
+from rl_sync.rollout.episodes.episode_records import Played
 from rl_sync.rollout.request import FinishedCompletion
 from rl_sync.rollout.stats import Stats
 from rl_sync.types import Params

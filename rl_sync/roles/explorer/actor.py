@@ -17,8 +17,8 @@ from rl_sync.ending import CUTS, Ending
 from rl_sync.roles.explorer.group_rows import TOKEN_COLUMNS, columns_of
 from rl_sync.roles.master.group_admission import filled
 from rl_sync.rollout.engine import Engine
-from rl_sync.rollout.episode_engine import EpisodeEngine
-from rl_sync.rollout.episode_records import EpisodeRequest, Played
+from rl_sync.rollout.episodes.episode_engine import EpisodeEngine
+from rl_sync.rollout.episodes.episode_records import EpisodeRequest, Played
 from rl_sync.rollout.request import CompletionRequest, FinishedCompletion, Handle
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.sequence_images import SequenceImages

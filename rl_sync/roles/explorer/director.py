@@ -39,7 +39,7 @@ from rl_sync.environments.interface import (
 )
 from rl_sync.environments.opponents import Seating
 from rl_sync.isolation.codec import record
-from rl_sync.rollout.episode_records import BeginEpisode, Continue, End, Said, Saying
+from rl_sync.rollout.episodes.episode_records import BeginEpisode, Continue, End, Said, Saying
 from rl_sync.sequence_images import SequenceImages
 from rl_sync.tasks.pictures.places import row_with_places
 
@@ -188,13 +188,13 @@ class Director:
         self._ready: list[Continue | End] = []
 
     def begin(self, episodes: Sequence[BeginEpisode]) -> None:
-        """See `rl_sync.rollout.episode_records.EpisodeDirector`."""
+        """See `rl_sync.rollout.episodes.episode_records.EpisodeDirector`."""
         for begun in episodes:
             self._dialogues[begun.episode] = _Dialogue(begun)
             self._ask_for_first_turn(begun)
 
     def take(self, replies: Sequence[Said]) -> None:
-        """See `rl_sync.rollout.episode_records.EpisodeDirector`."""
+        """See `rl_sync.rollout.episodes.episode_records.EpisodeDirector`."""
         for said in replies:
             dialogue = self._dialogues[said.episode]
             asked = dialogue.side_of(said.opponent).asked.pop(said.request)
@@ -207,7 +207,7 @@ class Director:
             self._go_on_waiting(dialogue)
 
     def hear(self, sayings: Sequence[Saying]) -> None:
-        """See `rl_sync.rollout.episode_records.EpisodeDirector`."""
+        """See `rl_sync.rollout.episodes.episode_records.EpisodeDirector`."""
         for saying in sayings:
             asked = self._dialogues[saying.episode].side.asked[saying.request]
             assert asked.hear is not None, "a streamed reply has a listener"
@@ -218,7 +218,7 @@ class Director:
             asked.hear(PartialReply(beginning, drawn))
 
     def answers(self, timeout_secs: float, all_of_them: bool) -> list[Continue | End]:
-        """See `rl_sync.rollout.episode_records.EpisodeDirector`.
+        """See `rl_sync.rollout.episodes.episode_records.EpisodeDirector`.
 
         Raises:
           TimeoutError: no environment has answered for twice the time limit of an answer, plus the
@@ -258,7 +258,7 @@ class Director:
         return 2 * self._settings.limit_secs + START_SECS
 
     def close(self) -> None:
-        """See `rl_sync.rollout.episode_records.EpisodeDirector`."""
+        """See `rl_sync.rollout.episodes.episode_records.EpisodeDirector`."""
         self._host.close()
 
     def _ask_for_first_turn(self, begun: BeginEpisode) -> None:

@@ -19,8 +19,8 @@ from rl_sync.environments.hosts.host_choice import host_of
 from rl_sync.environments.opponents import script_of
 from rl_sync.roles.explorer.director import Director
 from rl_sync.rollout.engine import Engine
-from rl_sync.rollout.episode_engine import Agree, EpisodeEngine, alone
-from rl_sync.rollout.older_versions import OlderVersions
+from rl_sync.rollout.episodes.episode_engine import Agree, EpisodeEngine, alone
+from rl_sync.rollout.episodes.older_versions import OlderVersions
 from rl_sync.settings.records import ConfigError, require
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from rl_sync.rollout.episode_records import Played
+from rl_sync.rollout.episodes.episode_records import Played
 from rl_sync.rollout.request import FinishedCompletion
 from rl_sync.sampling_masks import Entries, no_entries, padded, shifted
 from rl_sync.sequence_images import PooledImages, SequenceImages, after, pooled

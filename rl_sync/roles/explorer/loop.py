@@ -29,7 +29,7 @@ from rl_sync.roles.explorer.life import TRAINER, Commands, ExplorerLife, Explore
 from rl_sync.roles.explorer.progress_teller import ProgressTeller
 from rl_sync.roles.token_recorder import TokenRecorder
 from rl_sync.rollout.engine import NonFiniteLogitsError
-from rl_sync.rollout.episode_records import counted_tokens
+from rl_sync.rollout.episodes.episode_records import counted_tokens
 from rl_sync.types import Group, Params
 from rl_sync.weights.ends_interface import Puller, WeightsTimeoutError, WeightsTransferError
 

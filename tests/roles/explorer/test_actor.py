@@ -13,8 +13,8 @@ from rl_sync.roles.explorer.group_rows import TOKEN_COLUMNS
 from rl_sync.rollout import slots
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.engine_options import EngineOptions
-from rl_sync.rollout.episode_engine import EpisodeEngine
-from rl_sync.rollout.episode_records import End
+from rl_sync.rollout.episodes.episode_engine import EpisodeEngine
+from rl_sync.rollout.episodes.episode_records import End
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.types import Group, Lease

@@ -22,8 +22,8 @@ from rl_sync.models.sharding import Layout
 from rl_sync.roles.explorer.director import Director
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.engine_options import EngineOptions
-from rl_sync.rollout.episode_engine import EpisodeEngine
-from rl_sync.rollout.episode_records import BeginEpisode, End, EpisodeRequest, Said
+from rl_sync.rollout.episodes.episode_engine import EpisodeEngine
+from rl_sync.rollout.episodes.episode_records import BeginEpisode, End, EpisodeRequest, Said
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
 from tests.environments.families import family

@@ -23,7 +23,7 @@ from rl_sync.images import Image
 from rl_sync.isolation.codec import decode, encode
 from rl_sync.references import resolve
 from rl_sync.roles.explorer.director import Director
-from rl_sync.rollout.episode_records import BeginEpisode, Continue, End, Said
+from rl_sync.rollout.episodes.episode_records import BeginEpisode, Continue, End, Said
 from rl_sync.tasks.pictures.tile_processor import SquareTiles
 from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
 from rl_sync.thoughts import marks_of

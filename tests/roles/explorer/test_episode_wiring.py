@@ -7,7 +7,7 @@ from rl_sync.environments.interface import Message, Outcome, Turn
 from rl_sync.images import Image
 from rl_sync.roles.assembly import wiring
 from rl_sync.roles.explorer import episode_wiring
-from rl_sync.rollout.episode_records import BeginEpisode
+from rl_sync.rollout.episodes.episode_records import BeginEpisode
 from tests.settings.changed import settings_with
 from tests.tasks.loading import write_lines
 

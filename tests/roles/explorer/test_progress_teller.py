@@ -15,7 +15,7 @@ from rl_sync.records.spans import SpanKind
 from rl_sync.roles.explorer.actor import UnfinishedGroup
 from rl_sync.roles.explorer.loop import ExplorerLoop
 from rl_sync.roles.explorer.progress_teller import ProgressTeller
-from rl_sync.rollout.episode_records import ToldReply, progress_of
+from rl_sync.rollout.episodes.episode_records import ToldReply, progress_of
 from rl_sync.rollout.stats import Stats
 from rl_sync.sampling_masks import no_entries
 from rl_sync.types import CompletionProgress, Lease, Prompt

@@ -18,8 +18,8 @@ from rl_sync.models.sharding import Layout
 from rl_sync.roles.explorer.group_rows import columns_of
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.engine_options import EngineOptions
-from rl_sync.rollout.episode_engine import EpisodeEngine
-from rl_sync.rollout.episode_records import Continue, EpisodeRequest
+from rl_sync.rollout.episodes.episode_engine import EpisodeEngine
+from rl_sync.rollout.episodes.episode_records import Continue, EpisodeRequest
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import LogitsProcessors, Sampling
 from rl_sync.sampling_masks import word_count

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from rl_sync.environments.dialogue.trajectory import append_reply
 from rl_sync.rollout.engine import Engine
-from rl_sync.rollout.episode_records import (
+from rl_sync.rollout.episodes.episode_records import (
     BeginEpisode,
     Continue,
     End,
@@ -23,8 +23,8 @@ from rl_sync.rollout.episode_records import (
     ToldReply,
     progress_of,
 )
-from rl_sync.rollout.older_versions import OlderVersions
-from rl_sync.rollout.played_episode import BegunReply, EpisodeSpeaker, PlayedEpisode
+from rl_sync.rollout.episodes.older_versions import OlderVersions
+from rl_sync.rollout.episodes.played_episode import BegunReply, EpisodeSpeaker, PlayedEpisode
 from rl_sync.rollout.request import CompletionRequest, FinishedCompletion, Handle
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.rollout.stats import Stats

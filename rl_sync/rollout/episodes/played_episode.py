@@ -10,7 +10,7 @@ import collections
 import dataclasses
 
 from rl_sync.environments.dialogue.trajectory import Trajectory, append_turn, begin_segment
-from rl_sync.rollout.episode_records import Continue, EpisodeRequest, ToldReply, replies_of
+from rl_sync.rollout.episodes.episode_records import Continue, EpisodeRequest, ToldReply, replies_of
 from rl_sync.rollout.request import Handle
 
 
