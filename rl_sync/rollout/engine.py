@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from rl_sync.models.sharding import Layout
 from rl_sync.rollout.batch import Batch
 from rl_sync.rollout.buckets import Sizes
 from rl_sync.rollout.continuation import Continuations
+from rl_sync.rollout.engine_interface import RolloutEngine
 from rl_sync.rollout.engine_options import DEFAULTS, EngineOptions
 from rl_sync.rollout.engine_programs import CompiledProgram, EnginePrograms
 from rl_sync.rollout.kv_offload import KvOffload
@@ -45,7 +46,7 @@ class NonFiniteLogitsError(RuntimeError):
     """The weights give logits that are NaN or infinite, so that no token can be sampled."""
 
 
-class Engine:
+class Engine(RolloutEngine):
     """Generates completions.
 
     The slot of a finished sequence goes to the next one in the queue. When the queue is empty, the
@@ -130,32 +131,27 @@ class Engine:
 
     @property
     def chunk_tokens(self) -> int:
-        """Maximum number of tokens that a sequence gets in a step."""
+        """See `RolloutEngine`."""
         return self._options.chunk_tokens
 
     @property
     def slots(self) -> int:
-        """Maximum number of sequences that are decoded at once."""
+        """See `RolloutEngine`."""
         return self._batch.sizes.slots
 
     @property
     def version(self) -> int:
-        """Version of the weights; −1 before any are loaded."""
+        """See `RolloutEngine`."""
         return self._version
 
     @property
     def unfinished(self) -> int:
-        """Number of completions that are queued or in flight."""
+        """See `RolloutEngine`."""
         return self._queue.completions + len(self._occupancy.live)
 
     @property
-    def occupied(self) -> int:
-        """Number of slots that are occupied or waited for."""
-        return self.unfinished
-
-    @property
     def tokens_in_flight(self) -> int:
-        """Number of tokens that were sampled for completions that are not finished."""
+        """See `RolloutEngine`."""
         growing = (*self._occupancy.live.values(), *self._queue.resumed)
         return sum(len(one.tokens) + one.surplus for one in growing)
 
@@ -225,14 +221,7 @@ class Engine:
             self._counted += Stats(prefill_tokens=tokens, prefill_secs=secs)
 
     def submit(self, requests: Sequence[CompletionRequest]) -> list[int]:
-        """Puts requests at the end of the queue.
-
-        Returns:
-          Their tickets, which their completions carry.
-
-        Raises:
-          ValueError: a request can never be served; then none is accepted.
-        """
+        """Puts requests at the end of the queue; see `RolloutEngine`."""
         for request in requests:
             self._require_servable(request)
         accepted = [self._accept(request) for request in requests]
@@ -252,23 +241,10 @@ class Engine:
         held: bool = False,
         images: SequenceImages | None = None,
     ) -> int:
-        """Continues a held completion after given tokens, ahead of queued requests.
+        """Continues a held completion after given tokens; see `RolloutEngine`.
 
         The result equals that of a request whose prompt is the sequence so far and then the given
         tokens, except for rounding, and for caches of older weights that `keep` has kept.
-
-        Args:
-          handle: the completion, which is held no longer.
-          tokens: token ids that follow it; there may be none.
-          sampling, seed, held: see `CompletionRequest`.
-          images: images of the given tokens.
-
-        Returns:
-          The ticket of a new completion, number 0, which has only the tokens sampled from here on.
-
-        Raises:
-          ValueError: no such completion is held, or the request can never be served; then the
-            completion stays held.
         """
         before = self._occupancy.find(handle)
         given = np.asarray(tokens, np.int32)
@@ -282,15 +258,11 @@ class Engine:
         return waiting.ticket
 
     def features(self, images: PooledImages) -> Float[np.ndarray, "N M W"]:
-        """Returns the features of tiles by the present weights."""
+        """See `RolloutEngine`."""
         return self._batch.features.of_tiles(images.digests, images.tiles)
 
     def release(self, handle: Handle) -> None:
-        """Releases a held completion, whose episode is over.
-
-        Raises:
-          ValueError: no such completion is held.
-        """
+        """See `RolloutEngine`."""
         self._aside.forget(self._occupancy.find(handle).copy)
         self._occupancy.release(handle)
         if self._supply is not None:
@@ -426,65 +398,13 @@ class Engine:
         )
 
     def progress(self, handles: Collection[Handle]) -> dict[Handle, CompletionProgress]:
-        """Returns the tokens so far of each given completion that is in flight.
-
-        The finished completion will begin with these tokens.
-        """
+        """See `RolloutEngine`."""
         found = {}
         for sequence in (*self._occupancy.live.values(), *self._queue.resumed):
             if sequence.handle in handles:
                 sequence.cut(self._options.decode)  # Drop what follows a stop string.
                 found[sequence.handle] = sequence.progress()
         return found
-
-    def advance(
-        self,
-        budget_tokens: int | None = None,
-        between: Callable[[list[FinishedCompletion]], None] | None = None,
-    ) -> list[FinishedCompletion]:
-        """Takes steps until nothing is left, or `budget_tokens` tokens were sampled.
-
-        Unfinished sequences continue in the next step; held ones stay. The budget is checked
-        between steps.
-
-        Args:
-          between: function called after each step that leaves unfinished sequences, with the
-            completions that have finished so far; it may `load` new weights.
-        """
-        before, finished = self._counted.decode_tokens, list[FinishedCompletion]()
-        while self.unfinished:
-            finished += self.step()
-            drawn = self._counted.decode_tokens - before
-            if budget_tokens is not None and drawn >= budget_tokens:
-                break
-            if between is not None and self.unfinished:
-                between(finished)
-        return finished
-
-    def generate(
-        self,
-        requests: Sequence[CompletionRequest],
-        between: Callable[[list[FinishedCompletion]], None] | None = None,
-    ) -> list[list[FinishedCompletion]]:
-        """Completes requests; returns a list of completions for each request, in order.
-
-        Args:
-          between: see `advance`.
-
-        Raises:
-          ValueError: other requests are unfinished, or a request can never be served.
-        """
-        if self.unfinished:
-            raise ValueError(
-                f"{self.unfinished} completions are unfinished, and generate would drop them: use"
-                " submit and step."
-            )
-        tickets = self.submit(requests)
-        found = sorted(self.advance(between=between), key=lambda completion: completion.index)
-        by_ticket: dict[int, list[FinishedCompletion]] = {ticket: [] for ticket in tickets}
-        for completion in found:
-            by_ticket[completion.ticket].append(completion)
-        return list(by_ticket.values())
 
     def _cache_use(self) -> Stats:
         """Counts the use of the cache in the next chunk."""

@@ -76,7 +76,7 @@ from rl_sync.roles.trainer.rollout_writer import RolloutWriter
 from rl_sync.roles.trainer.sft_phase import SftPhase
 from rl_sync.roles.trainer.snapshot_keeper import SnapshotKeeper
 from rl_sync.roles.trainer.steps_in_flight import DemonstrationsOf
-from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_interface import RolloutEngine
 from rl_sync.rollout.episodes.episode_engine import EpisodeEngine
 from rl_sync.rollout.stats import Stats
 from rl_sync.schedule import SyncSchedule
@@ -296,7 +296,7 @@ def _evaluator(
         rows = min(PAIR * problems, math.ceil(_SCORED_ROWS / shards) * shards)
         return PairEvaluator(session, trainer, task, pairs=problems, rows=rows)
 
-    def engine() -> Engine | EpisodeEngine:
+    def engine() -> RolloutEngine | EpisodeEngine:
         made = evaluation_engine(settings, task, trainer.model, layout, ahead.settle)
         return playing(settings, task, made, session.agree, process=TRAINER)
 

@@ -19,7 +19,8 @@ from rl_sync.records.accuracy import JudgedAnswer, Problem
 from rl_sync.records.spans import SpanKind
 from rl_sync.rewards.judgement import Judgement
 from rl_sync.roles.token_recorder import TokenRecorder
-from rl_sync.rollout.engine import Engine, NonFiniteLogitsError
+from rl_sync.rollout.engine import NonFiniteLogitsError
+from rl_sync.rollout.engine_interface import RolloutEngine
 from rl_sync.rollout.episodes.episode_engine import EpisodeEngine
 from rl_sync.rollout.episodes.episode_records import EpisodeRequest, Played
 from rl_sync.rollout.request import CompletionRequest, FinishedCompletion
@@ -31,7 +32,7 @@ from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizers.tokenizer import BEFORE_TOKENS
 from rl_sync.types import NO_LEASE, Params, Prompt
 
-NewEngine = Callable[[], Engine | EpisodeEngine]
+NewEngine = Callable[[], RolloutEngine | EpisodeEngine]
 """A function that makes an engine."""
 
 _SEED = 0x65766C
@@ -224,7 +225,7 @@ class Evaluator(NamedTuple):
 
 
 def completed(
-    engine: Engine | EpisodeEngine,
+    engine: RolloutEngine | EpisodeEngine,
     params: Params,
     examination: EvaluationSet,
     version: int = 0,

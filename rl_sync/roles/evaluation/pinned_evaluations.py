@@ -13,7 +13,8 @@ from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.messages.scoring_calls import CompletionToScore
 from rl_sync.models.placement import abstract_of, in_host_memory, move, shardings
 from rl_sync.roles.evaluation.evaluator import EvaluationSet, NewEngine, require_version
-from rl_sync.rollout.engine import Engine, NonFiniteLogitsError
+from rl_sync.rollout.engine import NonFiniteLogitsError
+from rl_sync.rollout.engine_interface import RolloutEngine
 from rl_sync.rollout.episodes.episode_engine import EpisodeEngine
 from rl_sync.rollout.episodes.episode_records import Played
 from rl_sync.rollout.request import FinishedCompletion
@@ -95,7 +96,7 @@ class _WaitingEvaluation(NamedTuple):
 class _BegunEvaluation:
     version: int
     began_secs: float
-    engine: Engine | EpisodeEngine
+    engine: RolloutEngine | EpisodeEngine
     tickets: list[int]
     finished: list[FinishedCompletion | Played] = dataclasses.field(default_factory=list)
     busy_secs: float = 0.0

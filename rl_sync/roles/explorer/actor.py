@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from rl_sync.ending import CUTS, Ending
 from rl_sync.roles.explorer.group_rows import TOKEN_COLUMNS, columns_of
 from rl_sync.roles.master.group_admission import filled
-from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_interface import RolloutEngine
 from rl_sync.rollout.episodes.episode_engine import EpisodeEngine
 from rl_sync.rollout.episodes.episode_records import EpisodeRequest, Played
 from rl_sync.rollout.request import CompletionRequest, FinishedCompletion, Handle
@@ -98,7 +98,7 @@ class Explorer:
     """
 
     number: int
-    engine: Engine | EpisodeEngine
+    engine: RolloutEngine | EpisodeEngine
     task: Task
     sampling: Sampling
     group_size: int

@@ -18,7 +18,7 @@ from rl_sync.environments.hosts.episode_limits import Access, HostLimits
 from rl_sync.environments.hosts.host_choice import host_of
 from rl_sync.environments.opponents import script_of
 from rl_sync.roles.explorer.director import Director
-from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_interface import RolloutEngine
 from rl_sync.rollout.episodes.episode_engine import Agree, EpisodeEngine, alone
 from rl_sync.rollout.episodes.older_versions import OlderVersions
 from rl_sync.settings.records import ConfigError, require
@@ -74,13 +74,13 @@ def check_environment(settings: RunSettings, task: Task) -> None:
 def playing(
     settings: RunSettings,
     task: Task,
-    engine: Engine,
+    engine: RolloutEngine,
     agree: Agree = alone,
     *,
     process: str = "",
-    opponents: Callable[[], Engine] | None = None,
+    opponents: Callable[[], RolloutEngine] | None = None,
     check: Callable[[], None] = lambda: None,
-) -> Engine | EpisodeEngine:
+) -> RolloutEngine | EpisodeEngine:
     """Returns an engine as it is, or an episode engine if the run has an environment.
 
     Args:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from rl_sync.environments.dialogue.trajectory import append_reply
-from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_interface import RolloutEngine
 from rl_sync.rollout.episodes.episode_records import (
     BeginEpisode,
     Continue,
@@ -65,7 +65,7 @@ class EpisodeEngine:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: RolloutEngine,
         director: Callable[[], EpisodeDirector],
         *,
         repeats: bool,
@@ -79,7 +79,7 @@ class EpisodeEngine:
         self._side_by_side = side_by_side
         self._made: EpisodeDirector | None = None
         self._playing: dict[int, PlayedEpisode] = {}
-        self._replying: dict[tuple[Engine, Handle], BegunReply] = {}
+        self._replying: dict[tuple[RolloutEngine, Handle], BegunReply] = {}
         self._opening: dict[int, list[Continue | End]] = {}
         self._given: list[Said] = []
         self._tickets = self._episodes = 0
@@ -106,10 +106,10 @@ class EpisodeEngine:
         return sum((one.stats for one in self._engines), self._counted)
 
     @property
-    def _engines(self) -> tuple[Engine, ...]:
+    def _engines(self) -> tuple[RolloutEngine, ...]:
         return (self.engine,) if self._older is None else (self.engine, self._older.engine)
 
-    def _engine_of(self, opponent: int | None) -> Engine:
+    def _engine_of(self, opponent: int | None) -> RolloutEngine:
         """Returns the engine that decodes the replies of the policy, or of an opponent."""
         return self._engines[0 if opponent is None else -1]
 
@@ -437,13 +437,13 @@ class EpisodeEngine:
         for opponent, speaker in episode.opponents.items():
             self._release(speaker, self._engine_of(opponent))
 
-    def _release(self, speaker: EpisodeSpeaker, engine: Engine) -> None:
+    def _release(self, speaker: EpisodeSpeaker, engine: RolloutEngine) -> None:
         """Releases the completions that an engine holds for a speaker."""
         held, speaker.held = speaker.held, {}
         for handle in held.values():
             engine.release(handle)
 
-    def _finished(self, engine: Engine, completion: FinishedCompletion) -> Said:
+    def _finished(self, engine: RolloutEngine, completion: FinishedCompletion) -> Said:
         """Returns the record of a reply that the engine has generated."""
         reply = self._replying.pop((engine, completion.handle))
         opponent = reply.answer.opponent

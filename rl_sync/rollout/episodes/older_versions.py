@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from rl_sync.models.placement import abstract_of, in_host_memory, move, shardings
-from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_interface import RolloutEngine
 from rl_sync.types import Params
 
 
@@ -25,7 +25,7 @@ class OlderVersions:
       seed: seeds the draw, together with the policy's version.
     """
 
-    def __init__(self, engine: Engine, count: int, seed: int) -> None:
+    def __init__(self, engine: RolloutEngine, count: int, seed: int) -> None:
         self.engine = engine
         self._seed = seed
         self._kept: collections.deque[tuple[int, Params]] = collections.deque(maxlen=count)
