@@ -41,6 +41,11 @@ class Workdir:
         return self._at("config.json")
 
     @property
+    def engines(self) -> Path:
+        """Folder of the checkpoints by which served engines get weights."""
+        return self._at("engines")
+
+    @property
     def lock(self) -> Path:
         """Lock file that the launcher holds during the run, with the launcher's process id."""
         return self._at(".lock")

@@ -19,6 +19,11 @@ class RolloutEngine(abc.ABC):
     """Generates completions with the weights that it was given last."""
 
     @property
+    def compiles(self) -> bool:
+        """True if programs are compiled for the requests."""
+        return True
+
+    @property
     @abc.abstractmethod
     def chunk_tokens(self) -> int:
         """Maximum number of tokens that a sequence gets in a step."""
@@ -121,6 +126,9 @@ class RolloutEngine(abc.ABC):
         Raises:
           ValueError: no weights are loaded.
         """
+
+    def close(self) -> None:  # noqa: B027
+        """Ends what the engine has begun elsewhere; nothing may be asked of it any more."""
 
     def advance(
         self,

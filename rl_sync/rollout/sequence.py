@@ -53,7 +53,8 @@ class GrowingSequence:
       tokens, logprobs, versions: as in `FinishedCompletion`, so far.
       masks: sampling masks of each chunk; they may include tokens after the end.
       prompt_routes: experts of its prompt's tokens, if a prefill recorded them.
-      surplus: number of tokens that were sampled after a stop string, and removed.
+      surplus: number of tokens that were sampled after a stop string, or by an engine that was lost,
+        and removed.
     """
 
     ticket: int
@@ -140,6 +141,12 @@ class GrowingSequence:
         self.logprobs += logprobs
         self.versions += [version] * len(tokens)
 
+    def keep_first(self, count: int) -> None:
+        """Drops all tokens but the first ones; the dropped ones count as surplus."""
+        self.surplus += len(self.tokens) - count
+        del self.tokens[count:], self.logprobs[count:], self.versions[count:]
+        self._read = min(self._read, count)
+
     def record_routes(self, routes: UInt[np.ndarray, "C L E"]) -> None:
         """Appends the experts of the tokens that the sequence fed to the model in a chunk."""
         self._routes.append(routes)
@@ -177,9 +184,8 @@ class GrowingSequence:
         self._read = len(self.tokens)
         if ends and stopped(ends[-1]):
             end = ends[bisect.bisect_left(ends, True, key=stopped)]
-            self.surplus += len(self.tokens) - end
-            del self.tokens[end:], self.logprobs[end:], self.versions[end:]
-            self._read, self._cut = end, True
+            self.keep_first(end)
+            self._cut = True
         return self._cut
 
     def stop_token(self, decode: Decode | None) -> int | None:

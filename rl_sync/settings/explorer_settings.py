@@ -9,6 +9,9 @@ from rl_sync.models.config import DTYPES, Quantization
 from rl_sync.setting import check, section, setting
 from rl_sync.settings.mesh_settings import ExplorerMesh
 
+VLLM = "vllm:"
+"""Begins the address of a vLLM server."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ExplorerSettings:
@@ -49,6 +52,26 @@ class ExplorerSettings:
         least=1,
         free="always",
     )
+    engine: str = setting(
+        "",
+        "Engine that generates in place of the explorers' own: `vllm:http://HOST:PORT`, a vLLM"
+        " server, and as many of them, separated by commas, as there are explorers. The explorers"
+        " install and check each version of the weights in it. Empty for their own engines.",
+    )
+    engine_directory: str | None = setting(
+        None,
+        "Directory of the checkpoints by which a served engine (`explorer.engine`) gets weights."
+        " Explorers write it and the engine reads it, by the same name.",
+        implied="`engines` in the work directory",
+        free="always",
+    )
+    engine_secs: float = setting(
+        300.0,
+        "Longest time for which a served engine may be away, or silent, before the run ends.",
+        unit="s",
+        above=0,
+        free="always",
+    )
     mesh: ExplorerMesh = section(
         ExplorerMesh,
         "Sizes of each explorer's mesh, over the devices of all its processes.",
@@ -57,3 +80,8 @@ class ExplorerSettings:
 
     def __post_init__(self) -> None:
         check(self, "explorer")
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Served engines of the explorers, in their order; empty for their own engines."""
+        return tuple(part.strip() for part in self.engine.split(",") if part.strip())

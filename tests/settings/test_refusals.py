@@ -158,6 +158,8 @@ VOTE = {"checkpoint__best": "majority@4", "evaluation__samples": 4, "evaluation_
 SHARED = {"environment__name": "guess", "trainer__batching": "shared"}
 SETS = {"task__name": "mixture", "task__mixture__sets": "arithmetic + 2 * worked(set='tools')"}
 HOST = {"launch__host": "10.0.0.1"}
+ENGINE = "vllm:http://127.0.0.1:8000"
+BY_ENGINE = {"sync__mode": "asynchronous", "explorer__engine": ENGINE}
 EXAMPLES = {
     "name": [({"name": "a/b"}, "name='a/b'")],
     "workdir": [({"workdir": "a\0b"}, "must not hold a null")],
@@ -823,6 +825,51 @@ EXAMPLES = {
         (
             {"model__batch_invariant": True, "explorer__mesh__context": 2},
             "context=1 for explorers",
+        ),
+    ],
+    "explorer.engine": [
+        ({**BY_ENGINE, "explorer__engine": engine}, "must be vllm:http://HOST:PORT")
+        for engine in (
+            "vllm:127.0.0.1:8000",
+            "http://127.0.0.1:8000",
+            "vllm:http://127.0.0.1",
+            "vllm:http://127.0.0.1:80000",
+            "vllm:http://127.0.0.1:8000/v1",
+        )
+    ],
+    "explorer.engine, explorer.count": [
+        ({**BY_ENGINE, "explorer__engine": f"{ENGINE},{ENGINE}"}, "2 engines for 1 explorers"),
+        (
+            {**BY_ENGINE, "sync__mode": "multi_explorer", "explorer__count": 2},
+            "1 engines for 2 explorers",
+        ),
+    ],
+    "explorer.engine, sync.pull": [
+        ({"explorer__engine": ENGINE}, "Use sync.mode=asynchronous"),
+    ],
+    "explorer.engine, rollout, model, algorithm.score_centering": [
+        ({**BY_ENGINE, name: value}, "needs the explorers' own engines")
+        for name, value in (
+            ("rollout__top_k", 5),
+            ("rollout__top_p", 0.9),
+            ("rollout__min_p", 0.1),
+            ("rollout__min_new_tokens", 2),
+            ("rollout__speculation", "always"),
+            ("explorer__quantization", "int8"),
+            ("model__batch_invariant", True),
+            ("algorithm__score_centering", "topk"),
+        )
+    ],
+    "algorithm.name, explorer.engine, algorithm.allow_unsafe": [
+        (
+            {
+                "explorer__engine": ENGINE,
+                "sync__mode": "custom",
+                "sync__pull": "latest",
+                "sync__max_staleness": 0,
+                "algorithm__name": "rloo",
+            },
+            "whose log-probabilities differ from the trainer's",
         ),
     ],
     "rollout.speculation, explorer.processes": [

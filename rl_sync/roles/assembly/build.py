@@ -37,6 +37,7 @@ from rl_sync.roles.assembly import wiring
 from rl_sync.roles.assembly.checkpoint_frame import frame_of
 from rl_sync.roles.assembly.compile_ahead import Ahead, ahead_of
 from rl_sync.roles.assembly.engines import (
+    engine_of_rollouts,
     evaluation_engine,
     examination_engine,
     rollout_engine,
@@ -76,6 +77,7 @@ from rl_sync.roles.trainer.rollout_writer import RolloutWriter
 from rl_sync.roles.trainer.sft_phase import SftPhase
 from rl_sync.roles.trainer.snapshot_keeper import SnapshotKeeper
 from rl_sync.roles.trainer.steps_in_flight import DemonstrationsOf
+from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.engine_interface import RolloutEngine
 from rl_sync.rollout.episodes.episode_engine import EpisodeEngine
 from rl_sync.rollout.stats import Stats
@@ -364,8 +366,17 @@ def run_explorer(
         replay = _replay_client(settings, addresses, ports)
         parameters = parameters_of(settings, task, layout)
         ahead = ahead_of(settings, explorer_name(number))
-        engine = rollout_engine(settings, task, layout, ahead.settle)
-        ahead.begin(lambda: explorer_programs(settings, task, layout, engine, parameters))
+        engine = engine_of_rollouts(
+            settings,
+            task,
+            layout,
+            number,
+            before_first=ahead.settle,
+            tell=_log.warning,
+            check=session.check,
+        )
+        if isinstance(own := engine, Engine):
+            ahead.begin(lambda: explorer_programs(settings, task, layout, own, parameters))
         explorer = Explorer(
             number=number,
             engine=playing(

@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import cast
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int
 
 from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
-from rl_sync.models.sharding import Layout
+from rl_sync.models.huggingface.reading import locate
+from rl_sync.models.huggingface.writing import FrameSources, write_checkpoint
+from rl_sync.models.logprobs import token_logprobs
+from rl_sync.models.sharding import Layout, using
+from rl_sync.role_names import explorer_name
 from rl_sync.roles.assembly import wiring
+from rl_sync.roles.assembly.checkpoint_frame import tokenizer_of
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_interface import RolloutEngine
 from rl_sync.rollout.engine_options import CachePolicy, EngineOptions
 from rl_sync.rollout.engine_programs import CompiledProgram
 from rl_sync.rollout.sampling import LogitsProcessors
+from rl_sync.rollout.served.installation import Installation
+from rl_sync.rollout.served.served_engine import ServedEngine
+from rl_sync.rollout.served.vllm_calls import VllmCalls
 from rl_sync.rollout.speculation.draft_pace import Speculation
+from rl_sync.settings.explorer_settings import VLLM
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
+from rl_sync.types import Params
+from rl_sync.workdir import Workdir
 
 BeforeFirst = Callable[[CompiledProgram], None]
 
@@ -59,6 +77,60 @@ def _of_rollouts(
         frozen_vision=not settings.model.trains_tower,
         image_cache_bytes=settings.rollout.image_cache_bytes,
         before_first=before_first,
+    )
+
+
+def engine_of_rollouts(
+    settings: RunSettings,
+    task: Task,
+    layout: Layout,
+    number: int,
+    *,
+    before_first: BeforeFirst = _at_once,
+    tell: Callable[[str], None] = lambda told: None,
+    check: Callable[[], None] = lambda: None,
+) -> RolloutEngine:
+    """Makes the engine of an explorer's rollouts: its own, or the served one of its number.
+
+    Args:
+      number: number of the explorer, from 1.
+      before_first: see `EngineOptions`.
+      tell, check: see `ServedEngine`.
+    """
+    explorer = settings.explorer
+    if not explorer.engines:
+        return rollout_engine(settings, task, layout, before_first)
+    model = lora.merged_config(wiring.explorer_model(settings, task))
+    folder = Path(explorer.engine_directory or Workdir(settings.workdir).engines)
+    path = settings.model.path
+    frame = FrameSources(
+        source=None if path is None else locate(path),
+        dtype=settings.explorer_dtype,
+        **tokenizer_of(settings, task),
+    )
+    compiled = jax.jit(functools.partial(token_logprobs, model))
+
+    def score(params: Params, tokens: Int[np.ndarray, "B T"]) -> Float[np.ndarray, "B T"]:
+        with using(layout):
+            return np.asarray(compiled(params, tokens)[0])
+
+    installation = Installation(
+        calls=VllmCalls(explorer.engines[number - 1].removeprefix(VLLM), explorer.engine_secs),
+        directory=folder / explorer_name(number),
+        write=lambda target, params: write_checkpoint(target, model, params, frame),
+        score=score,
+        dtype=settings.explorer_dtype,
+        vocab_size=model.vocab_size,
+        recompute=settings.rollout.cache == "recompute",
+    )
+    return ServedEngine(
+        model,
+        installation,
+        slots=settings.slots,
+        wait_secs=explorer.engine_secs,
+        decode=task.tokenizer.decode,
+        tell=tell,
+        check=check,
     )
 
 

@@ -185,6 +185,8 @@ class Explorer:
         if isinstance(self.engine, EpisodeEngine):  # Does not start the environments.
             dataclasses.replace(self, engine=self.engine.engine).compile(params)
             return
+        if not self.engine.compiles:
+            return
         prompts = self.task.train[: self.groups]
         few = min(self.sampling.max_new_tokens, self.engine.chunk_tokens)
         sampling = dataclasses.replace(self.sampling, max_new_tokens=few, min_new_tokens=0)
@@ -193,9 +195,8 @@ class Explorer:
         self.engine.advance()
 
     def close(self) -> None:
-        """Ends the environments, if there are any."""
-        if isinstance(self.engine, EpisodeEngine):
-            self.engine.close()
+        """Ends the environments and what the engine has begun."""
+        self.engine.close()
 
     def _begin(self, leases: list[Lease], sampling: Sampling) -> list[UnfinishedGroup]:
         """Begins a group in the engine for each lease."""

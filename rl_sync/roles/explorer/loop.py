@@ -30,6 +30,7 @@ from rl_sync.roles.explorer.progress_teller import ProgressTeller
 from rl_sync.roles.token_recorder import TokenRecorder
 from rl_sync.rollout.engine import NonFiniteLogitsError
 from rl_sync.rollout.episodes.episode_records import counted_tokens
+from rl_sync.rollout.served.vllm_calls import EngineAwayError, EngineRefusedError
 from rl_sync.types import Group, Params
 from rl_sync.weights.ends_interface import Puller, WeightsTimeoutError, WeightsTransferError
 
@@ -270,7 +271,7 @@ class ExplorerLoop:
             )
         except NonFiniteLogitsError as error:
             raise _unusable(self.explorer.engine.version, error) from error
-        except DifferentTaskError as error:
+        except (DifferentTaskError, EngineAwayError, EngineRefusedError) as error:
             raise RunEndedError(str(error)) from error
         if tokens is not None:
             in_flight, size = self._tokens_in_flight, self.explorer.group_size

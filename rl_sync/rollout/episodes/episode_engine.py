@@ -241,9 +241,11 @@ class EpisodeEngine:
         return found
 
     def close(self) -> None:
-        """Ends all environments."""
+        """Ends all environments, and what the engines have begun."""
         if self._made is not None:
             self._made.close()
+        for one in self._engines:
+            one.close()
 
     @property
     def _director(self) -> EpisodeDirector:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from rl_sync.settings.rules.algorithm_rules import ALGORITHM_RULES
 from rl_sync.settings.rules.batch_rules import BATCH_RULES
+from rl_sync.settings.rules.engine_rules import ENGINE_RULES
 from rl_sync.settings.rules.evaluation_rules import EVALUATION_RULES
 from rl_sync.settings.rules.process_rules import PROCESS_RULES
 from rl_sync.settings.rules.rule import Rule
@@ -26,6 +27,7 @@ RULES: dict[str, Rule] = {
     **TASK_RULES,
     **EVALUATION_RULES,
     **PROCESS_RULES,
+    **ENGINE_RULES,
 }
 """Rules by the names of their settings, separated by commas; a colon precedes a further subject."""
 
