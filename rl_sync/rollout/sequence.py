@@ -53,8 +53,8 @@ class GrowingSequence:
       tokens, logprobs, versions: as in `FinishedCompletion`, so far.
       masks: sampling masks of each chunk; they may include tokens after the end.
       prompt_routes: experts of its prompt's tokens, if a prefill recorded them.
-      surplus: number of tokens that were sampled after a stop string, or by an engine that was lost,
-        and removed.
+      surplus: number of tokens that were removed: sampled after a stop string, or by an engine that
+        was lost.
     """
 
     ticket: int

@@ -26,8 +26,8 @@ class Stats:
       restored: number of offloaded caches that went into a slot again.
       dropped: number of offloaded caches that were dropped for others, or because of new weights.
       decode_tokens: number of sampled tokens.
-      surplus_tokens: the part of `decode_tokens` that follows a stop string, or that a served engine
-        had drawn when it was lost; no completion has it.
+      surplus_tokens: the part of `decode_tokens` that no completion has: it follows a stop string,
+        or a served engine had drawn it when it was lost.
       opponent_tokens: the part of `decode_tokens` that opponents said in episodes.
       restarted_tokens: the part of `decode_tokens` in attempts at episodes that began again.
       differing_tokens: number of tokens of begun episodes that were dropped, because no turn of

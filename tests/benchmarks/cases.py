@@ -36,6 +36,7 @@ class Case(NamedTuple):
 TESTED_ELSEWHERE = {
     "benchmarks/device.py": "tests/test_device_benchmark.py",
     "benchmarks/planted_faults.py": "tests/test_planted_faults.py",
+    "benchmarks/served_engine.py": "tests/rollout/served/test_vllm.py",
 }
 """Scripts that other tests run as commands."""
 

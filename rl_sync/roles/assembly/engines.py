@@ -31,6 +31,7 @@ from rl_sync.rollout.served.served_engine import ServedEngine
 from rl_sync.rollout.served.vllm_calls import VllmCalls
 from rl_sync.rollout.speculation.draft_pace import Speculation
 from rl_sync.settings.explorer_settings import VLLM
+from rl_sync.settings.records import require
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
 from rl_sync.types import Params
@@ -101,6 +102,11 @@ def engine_of_rollouts(
     if not explorer.engines:
         return rollout_engine(settings, task, layout, before_first)
     model = lora.merged_config(wiring.explorer_model(settings, task))
+    require(
+        model.vision is None,
+        f"explorer.engine={explorer.engine} gets no images: leave it out, or use a model that reads"
+        " text alone.",
+    )
     folder = Path(explorer.engine_directory or Workdir(settings.workdir).engines)
     path = settings.model.path
     frame = FrameSources(
