@@ -743,6 +743,76 @@ _COMMANDS = [
         statuses=_OF_SERVERS,
     ),
     Command(
+        "tinker",
+        _USE,
+        "rl_sync.addons.tinker.serve_tinker",
+        "Serves Tinker's API: clients train adapters of a checkpoint, and sample.",
+        "Loads a checkpoint on this machine's devices, and answers programs that use the package"
+        " tinker: their training clients have adapters and an optimizer each, and their sampling"
+        " clients use the engine. Checkpoints of adapters are directories of PEFT. Ctrl-C ends the"
+        " server.",
+        [
+            _flag(
+                "model",
+                "PATH",
+                "Checkpoint to serve: a directory, or a hub name in the local cache. Clients give"
+                " it as the base model.",
+                type=_FOLDER,
+                required=True,
+            ),
+            _flag(
+                "out",
+                "DIRECTORY",
+                "Directory of checkpoints and records.",
+                "tinker in the current directory",
+                type=_FOLDER,
+            ),
+            _HOST,
+            _PORT,
+            _flag(
+                "key-path",
+                "FILE",
+                "Key that clients must have as TINKER_API_KEY; it begins with tml-.",
+                "any, for this machine alone",
+                type=_FILE,
+            ),
+            _flag(
+                "dtype",
+                "DTYPE",
+                "Dtype of the base model.",
+                "float32",
+                type=click.Choice(["float32", "bfloat16", "float16"]),
+            ),
+            _flag("models", "N", "Maximum number of models at once.", "4", type=_FROM_1),
+            _flag("rows", "N", "Maximum number of data of a pass.", "1024", type=_FROM_1),
+            _flag(
+                "length",
+                "TOKENS",
+                "Maximum number of tokens of a row, prompt and completion together.",
+                "2048, or the model's",
+                type=_FROM_1,
+            ),
+            _flag("slots", "N", "Completions that are decoded at once.", "16", type=_FROM_1),
+            _flag(
+                "batch-tokens",
+                "TOKENS",
+                "Tokens of a pass that are computed at once.",
+                "4096",
+                type=_FROM_1,
+            ),
+            _flag(
+                "snapshots",
+                "N",
+                "Sampling clients whose weights are in memory.",
+                "16",
+                type=_FROM_1,
+            ),
+        ],
+        {"--model=checkpoints/SmolLM2-135M": "Serve a checkpoint to this machine."},
+        "docs/tinker.md",
+        statuses=_OF_SERVERS,
+    ),
+    Command(
         "settings",
         _LIST,
         "rl_sync.launcher.commands.lists",

@@ -1,0 +1,103 @@
+"""`tinker`: serves clients of Tinker's API on the devices of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+from pathlib import Path
+
+from rl_sync.addons.tinker.tinker_server import TinkerServer
+from rl_sync.addons.tinker.tinker_service import ServiceBounds, TinkerService
+from rl_sync.api import loaded_policy
+from rl_sync.cluster import compilation_cache
+from rl_sync.cluster.host_names import check_own
+from rl_sync.launcher.command import Arguments
+from rl_sync.launcher.commands.serving import end_asked
+from rl_sync.models.huggingface.reading import CONFIG_FILE, locate
+from rl_sync.settings.records import ConfigError
+
+_LOOPBACK = "127.0.0.1"
+_EVERYWHERE = ("0.0.0.0", "::")
+_KEY_PREFIX = "tml-"
+"""Beginning of every key, which the client requires."""
+
+
+def execute(arguments: Arguments) -> int:
+    """Serves a checkpoint until SIGTERM or Ctrl-C; returns the exit status.
+
+    Raises:
+      ConfigError: there is no such checkpoint, a bound is out of range, the address cannot be used
+        or needs a key, or the directory cannot be written.
+    """
+    flags = arguments.flags
+    host, key = flags.get("host", _LOOPBACK), read_key(flags.get("key-path"))
+    if host != _LOOPBACK and key is None:
+        raise ConfigError(
+            f"--host={host} can be reached from other machines: give --key-path=FILE, whose content"
+            f" clients set as TINKER_API_KEY, beginning with {_KEY_PREFIX}."
+        )
+    if host not in (_LOOPBACK, *_EVERYWHERE):
+        check_own("--host", host)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    compilation_cache.use(None, os.environ)
+    name = str(flags["model"])
+    try:
+        bounds = ServiceBounds(
+            **{
+                field.name: flags[flag]
+                for field in dataclasses.fields(ServiceBounds)
+                if (flag := field.name.replace("_", "-")) in flags
+            }
+        )
+        base = locate(name).absolute()
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if not (base / CONFIG_FILE).is_file():
+        raise ConfigError(
+            f"--model={name} holds no {CONFIG_FILE}: give a Hugging Face checkpoint, such as"
+            " `export` writes of a run."
+        )
+    policy = loaded_policy.load(base, dtype=flags.get("dtype"))
+    root = Path(flags.get("out", "tinker")).absolute()
+    try:
+        service = TinkerService(policy, base=base, name=name, root=root, bounds=bounds)
+        server = TinkerServer(service, host=host, port=flags.get("port", 0), key=key)
+    except OSError as error:
+        raise ConfigError(f"The server cannot start: {error.strerror or error}.") from error
+    with contextlib.closing(service), contextlib.closing(server):
+        asked = end_asked()
+        print(f"Model: {name}. Checkpoints and records: {root}")
+        print(
+            f"Serving at {server.address}: set TINKER_BASE_URL={server.address} and TINKER_API_KEY="
+            f"{_KEY_PREFIX if key is None else 'the key'}{'any' if key is None else ''}."
+            " Ctrl-C ends it.",
+            flush=True,
+        )
+        service.run(asked)
+    print("The server has ended.")
+    return 0
+
+
+def read_key(path: Path | str | None) -> str | None:
+    """Reads the key of a server; None if no file is given.
+
+    Raises:
+      ConfigError: the file cannot be read, or no client would send such a key.
+    """
+    if path is None:
+        return None
+    try:
+        key = Path(path).read_text().strip()
+    except OSError as error:
+        raise ConfigError(
+            f"--key-path={path} cannot be read: {error.strerror or error}."
+        ) from error
+    if not key.startswith(_KEY_PREFIX) or len(key) <= len(_KEY_PREFIX):
+        raise ConfigError(
+            f"--key-path={path} must hold a key that begins with {_KEY_PREFIX}, since Tinker's"
+            f" client sends no other: write one with `echo {_KEY_PREFIX}$(openssl rand -hex 16) >"
+            f" {path}`."
+        )
+    return key
