@@ -69,6 +69,7 @@ def refusal(future):
     return str(raised.value)
 
 
+@pytest.mark.gate
 def test_a_client_trains_samples_saves_and_goes_on(client, served, policy):
     """One path through all that a training loop does, with the numbers of our forward pass."""
     model = trained_model(client)
@@ -126,10 +127,10 @@ def test_a_client_trains_samples_saves_and_goes_on(client, served, policy):
     assert after[0] == after[1]
     assert after[0] != list(logprobs)
     # A sampler of a checkpoint has its weights, whatever was trained since.
-    named = client.create_sampling_client(model_path=saved)
+    named = client.create_sampling_client(model_path=saved).result(LIMIT_SECS)
     kept = named.compute_logprobs(prompt()).result(LIMIT_SECS)
     np.testing.assert_allclose(kept[1:], logprobs, rtol=1e-4, atol=1e-5)
-    base = client.create_sampling_client(base_model=NAME)
+    base = client.create_sampling_client(base_model=NAME).result(LIMIT_SECS)
     before = base.compute_logprobs(prompt()).result(LIMIT_SECS)
     assert before[1:] != pytest.approx(kept[1:], rel=1e-3)
     rest = client.create_rest_client()
@@ -176,6 +177,7 @@ def test_what_a_pass_cannot_do_is_refused_by_its_name(model, given, loss, option
     assert rule in refusal(model.forward([datum(**given)], loss, options))
 
 
+@pytest.mark.gate
 def test_rows_beyond_the_bounds_are_refused_and_the_model_goes_on(model):
     assert "1 to 96 tokens, and has 99" in refusal(
         model.forward([datum([1] * 100)], "cross_entropy")
@@ -192,6 +194,7 @@ def test_rows_beyond_the_bounds_are_refused_and_the_model_goes_on(model):
     )
 
 
+@pytest.mark.gate
 def test_a_step_after_a_failed_pass_is_refused_and_the_next_one_is_taken(model):
     model.forward_backward([datum()], "cross_entropy")
     model.forward_backward([datum()], "gspo")
@@ -201,9 +204,13 @@ def test_a_step_after_a_failed_pass_is_refused_and_the_next_one_is_taken(model):
     model.optim_step(types.AdamParams(learning_rate=0.0)).result(LIMIT_SECS)
 
 
+@pytest.mark.gate
 def test_calls_that_are_not_served_are_refused_by_their_names(client, model):
     assert "save_weights_external is not served" in refusal(model.save_weights_external("x"))
-    assert "copy_weights is not served" in refusal(client.copy_weights("tinker://a/weights/b"))
+    rest = client.create_rest_client()
+    assert "copy_weights is not served" in refusal(
+        rest.copy_weights("tinker://a/weights/b", destination_project_id="p")
+    )
     sampler = model.save_weights_and_get_sampling_client().result(LIMIT_SECS)
     choice = types.SamplingParams(max_tokens=1)
     assert "topk_prompt_logprobs: " in refusal(
@@ -222,6 +229,7 @@ def test_calls_that_are_not_served_are_refused_by_their_names(client, model):
     model.forward([datum()], "cross_entropy").result(LIMIT_SECS)
 
 
+@pytest.mark.gate
 def test_more_models_than_the_bound_are_refused_until_a_session_ends(policy, tmp_path):
     with serving(policy, tmp_path) as served:
         first, second = connected(served), connected(served)
