@@ -48,6 +48,7 @@ UNADAPTED = (
     " with train_unembed=False."
 )
 _POLL_SECS = 0.5
+_SAMPLE = "sample"
 _log = logging.getLogger(__name__)
 
 
@@ -62,8 +63,8 @@ class ServiceBounds:
       slots: maximum number of completions that are decoded at once.
       batch_tokens: maximum number of tokens of a batch that is computed at once.
       snapshots: maximum number of sampling sessions whose weights are in memory.
-      silent_secs: time without a sign of its client after which a session may be ended, if others
-        need room.
+      silent_secs: time without a sign of its client after which a session is ended, if others need
+        the room of its models, or it has none.
 
     Raises:
       ValueError: a bound is below 1.
@@ -184,6 +185,9 @@ class TinkerService:
         calls.require_client(call.sdk_version)
         session_id = f"s-{secrets.token_hex(6)}"
         with self._lock:
+            of_models = {one.session_id for one in self._models.values()}
+            for other in [*self._silent() - of_models]:
+                self.end_session(other)
             self._sessions[session_id] = ClientSession(time.monotonic())
         return session_id
 
@@ -393,7 +397,7 @@ class TinkerService:
         begun = time.monotonic()
 
         def done(outcome: bytes | Exception) -> None:
-            record = {"call": "sample", "of": call.sampling_session_id, "number": call.seq_id}
+            record = {"call": _SAMPLE, "of": call.sampling_session_id, "number": call.seq_id}
             self._record(record, begun, outcome if isinstance(outcome, Exception) else None)
             result = self.order.result(name)
             if isinstance(outcome, Exception):
@@ -406,7 +410,7 @@ class TinkerService:
             self._sampler.add(SampleOrder(call, weights, done))
 
         return self.order.begin(
-            name, CallPlace(call.sampling_session_id, call.seq_id), "sample", begin
+            name, CallPlace(call.sampling_session_id, call.seq_id), _SAMPLE, begin
         )
 
     # The thread that computes.
@@ -414,9 +418,12 @@ class TinkerService:
     def run(self, ended: threading.Event) -> None:
         """Does the calls, until the event is set."""
         while not ended.is_set():
-            busy = self._sampler.is_busy
-            if (call := self.order.next(0.0 if busy else _POLL_SECS)) is not None:
+            timeout_secs = 0.0 if self._sampler.is_busy else _POLL_SECS
+            while (call := self.order.next(timeout_secs)) is not None:
                 self._do(call)
+                if call.kind != _SAMPLE:
+                    break
+                timeout_secs = 0.0  # Requests that came together begin together.
             if self._sampler.is_busy:
                 self._sampler.step()
 
@@ -539,16 +546,18 @@ class TinkerService:
     def _make_room(self) -> None:
         """Ends sessions of silent clients if there is no room for one more model."""
         while len(self._models) >= self.bounds.models:
-            seen = {
-                one.session_id: self._sessions[one.session_id].seen for one in self._models.values()
-            }
-            oldest = min(seen, key=lambda one: seen[one])
-            if time.monotonic() - seen[oldest] < self.bounds.silent_secs:
+            of_models = {one.session_id for one in self._models.values()}
+            if not (silent := self._silent() & of_models):
                 raise CallRefusedError(
                     f"{len(self._models)} models are in use, as many as --models allows: close a"
                     " client (ServiceClient.close), or start the server with a larger number."
                 )
-            self.end_session(oldest)
+            self.end_session(min(silent, key=lambda one: self._sessions[one].seen))
+
+    def _silent(self) -> set[str]:
+        """Returns the sessions whose clients have given no sign for too long."""
+        latest = time.monotonic() - self.bounds.silent_secs
+        return {name for name, one in self._sessions.items() if one.seen < latest}
 
     def _accept(self, place: CallPlace, kind: str, act: Any) -> str:
         self.touch(self.model(place.model_id).session_id)
