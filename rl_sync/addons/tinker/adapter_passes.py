@@ -62,7 +62,7 @@ class AdamRates(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AdapterState:
-    """What training changes.
+    """State of a model that training changes.
 
     Attributes:
       adapters: the trained parameters.

@@ -44,7 +44,7 @@ class AcceptedCall:
     result: concurrent.futures.Future[CallResult]
 
 
-class _Line:
+class _ModelCalls:
     """The calls of a model: the next number, and calls that came before their turn."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class CallOrder:
     def __init__(self, gap_secs: float = 600.0) -> None:
         self._gap_secs = gap_secs
         self._changed = threading.Condition()
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, _ModelCalls] = {}
         self._ready: collections.deque[AcceptedCall] = collections.deque()
         self._results: collections.OrderedDict[str, concurrent.futures.Future[CallResult]] = (
             collections.OrderedDict()
@@ -71,7 +71,7 @@ class CallOrder:
     def open(self, model_id: str) -> None:
         """Begins the calls of a model with number 1."""
         with self._changed:
-            self._lines[model_id] = _Line()
+            self._lines[model_id] = _ModelCalls()
 
     def close(self, model_id: str) -> None:
         """Ends the calls of a model; those that have not begun fail."""
@@ -135,6 +135,13 @@ class CallOrder:
             self._fail_gaps()
             return self._ready.popleft() if self._ready else None
 
+    def end(self) -> None:
+        """Fails all calls that are unfinished, so that nobody waits for them any more."""
+        with self._changed:
+            left = [one for one in self._results.values() if not one.done()]
+        for result in left:
+            result.set_exception(CallRefusedError("The server has ended."))
+
     def result(self, name: str) -> concurrent.futures.Future[CallResult]:
         """Returns a future by its name.
 
@@ -163,7 +170,7 @@ class CallOrder:
         self._results[name] = concurrent.futures.Future()
         return self._results[name]
 
-    def _advance(self, line: _Line) -> None:
+    def _advance(self, line: _ModelCalls) -> None:
         while (call := line.early.pop(line.next, None)) is not None:
             self._ready.append(call)
             line.next += 1

@@ -332,7 +332,7 @@ class CallPlace:
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="ignore"))
-class _Placed:
+class _InOrder:
     model_id: str
     seq_id: int
 
@@ -340,7 +340,7 @@ class _Placed:
 def place_of(body: bytes) -> CallPlace | None:
     """Reads the place of a call, whatever else is wrong with it; None if it has none."""
     try:
-        found = pydantic.TypeAdapter(_Placed).validate_json(body)
+        found = pydantic.TypeAdapter(_InOrder).validate_json(body)
     except pydantic.ValidationError:
         return None
     return CallPlace(found.model_id, found.seq_id)

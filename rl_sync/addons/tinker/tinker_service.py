@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class ServiceBounds:
-    """What clients may ask for.
+    """Limits of what clients may ask for.
 
     Attributes:
       models: maximum number of models at once, each with adapters and an optimizer.
@@ -426,6 +426,7 @@ class TinkerService:
                 timeout_secs = 0.0  # Requests that came together begin together.
             if self._sampler.is_busy:
                 self._sampler.step()
+        self.order.end()
 
     def close(self) -> None:
         """Closes the records."""

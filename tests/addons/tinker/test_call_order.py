@@ -89,3 +89,15 @@ def test_calls_beyond_the_bound_are_told_to_wait_and_old_results_are_dropped(mon
     with pytest.raises(CallRefusedError, match="the result was dropped") as raised:
         order.result(first)
     assert raised.value.status == http.HTTPStatus.GONE
+
+
+def test_nobody_waits_for_calls_of_a_server_that_has_ended():
+    order = CallOrder()
+    order.open("m")
+    (first,) = accepted(order, 1)
+    assert done(order) == [1]
+    (second,) = accepted(order, 3)
+    order.end()
+    assert order.result(first).result(0) == {"n": 1}
+    with pytest.raises(CallRefusedError, match="The server has ended"):
+        order.result(second).result(0)

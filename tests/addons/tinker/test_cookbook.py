@@ -21,6 +21,61 @@ PYTHON = "RL_SYNC_COOKBOOK_PYTHON"
 COMMON = ("renderer_name=role_colon", "lora_rank=8", "eval_every=0", "save_every=2")
 
 
+OWN_LOSS = """
+import sys
+
+import numpy as np
+import tinker
+import torch
+from tinker import types
+
+client = tinker.ServiceClient(base_url=sys.argv[1], api_key="tml-any")
+tokens = [504, 3575, 282, 4649, 314, 7042, 30]
+
+
+def datum(**inputs):
+    targets = types.TensorData.from_numpy(np.array(tokens[1:]))
+    read = types.ModelInput.from_ints(tokens[:-1])
+    return types.Datum(model_input=read, loss_fn_inputs={"target_tokens": targets, **inputs})
+
+
+def own(data, logprobs):
+    return (logprobs[0] ** 2).sum() / 2, {"own": 1.0}
+
+
+def logprobs(model):
+    found = model.forward([datum()], "cross_entropy").result()
+    return found.loss_fn_outputs[0]["logprobs"].to_torch()
+
+
+def stepped(trains):
+    model = client.create_lora_training_client(sys.argv[2], rank=4, seed=1).result()
+    before = logprobs(model)
+    metrics = trains(model, before).result().metrics
+    # With so large an ε the step grows with the gradient.
+    model.optim_step(types.AdamParams(learning_rate=1e-2, eps=1.0)).result()
+    return before, logprobs(model), metrics
+
+
+before, one, metrics = stepped(lambda model, _: model.forward_backward_custom([datum()], own))
+assert metrics["own"] == 1.0
+assert abs(metrics["loss:sum"] - float((before**2).sum() / 2)) < 1e-3
+
+
+def by_weights(model, before):
+    # The derivative of the loss above is log π, and cross_entropy has −w.
+    return model.forward_backward(
+        [datum(weights=types.TensorData.from_torch(-before))], "cross_entropy"
+    )
+
+
+_, other, _ = stepped(by_weights)
+assert (one - before).abs().max() > 1e-2, (before, one)
+assert torch.allclose(one, other, atol=1e-4), (one, other)
+client.close("success").result()
+"""
+
+
 @pytest.fixture(name="python", scope="module")
 def _python():
     """Returns the command of a Python that has the cookbook."""
@@ -109,3 +164,9 @@ def test_the_loop_of_reinforcement_learning_learns_from_what_it_sampled(
     saved = [json.loads(line) for line in (log / "checkpoints.jsonl").read_text().splitlines()]
     assert saved[-1]["name"] == "final"
     assert saved[-1]["sampler_path"].startswith("tinker://")
+
+
+def test_a_loss_of_ones_own_has_its_gradient(python, address, model):
+    command = [*python, "-c", OWN_LOSS, address, str(model)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+    assert run.returncode == 0, run.stderr[-3000:]
