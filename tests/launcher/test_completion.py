@@ -60,7 +60,7 @@ def test_commands_are_completed_before_one_is_given_and_after_help():
     assert texts("") == [*COMMANDS]
     assert texts("pl") == ["plan"]
     assert texts("--config=x", "pl") == ["plan"]
-    assert texts("help", "ti") == ["timeline"]
+    assert texts("help", "ti") == ["timeline", "tinker"]
     assert texts("completion", "") == ["bash", "zsh", "fish"]
 
 

@@ -42,7 +42,7 @@ def test_the_help_names_every_command_in_its_group(word, capsys):
         line = re.search(rf"^  {name} +{re.escape(command.short_help)}$", said.out[heading:], re.M)
         assert line is not None
         assert "\n\n" not in said.out[heading : heading + line.start()]
-    assert len(said.out.splitlines()) < 50
+    assert len(said.out.splitlines()) <= 50
 
 
 def test_a_commands_help_has_its_flags_alone_with_defaults_and_everything_else(subtests, capsys):
