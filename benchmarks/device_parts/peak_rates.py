@@ -16,6 +16,8 @@ CHIP_NAMES = {
     "NVIDIA A100-SXM4-80GB": "a100",
     "NVIDIA H100 80GB HBM3": "h100",
     "NVIDIA H200": "h200",
+    "NVIDIA L4": "l4",
+    "Tesla T4": "t4",
     "TPU v4": "v4",
     "TPU v5 lite": "v5e",
     "TPU v5e": "v5e",
@@ -35,7 +37,7 @@ class PeakRates(NamedTuple):
     """Rates that shares refer to.
 
     Attributes:
-      flops: dense bfloat16 floating-point operations a second.
+      flops: dense floating-point operations a second in 16 bits; see `Chip.half`.
       bandwidth: bytes a second from and to the device's memory.
       source: `peak of NAME`, or `measured`.
     """

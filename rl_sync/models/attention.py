@@ -72,7 +72,7 @@ from rl_sync.models.paging.paged_cache import (
     write_paged,
 )
 from rl_sync.models.paging.ragged import attend_by_kernel
-from rl_sync.models.platform import platform
+from rl_sync.models.platform import has_flash_units, platform
 from rl_sync.models.sharding import GROUP, HEADS, constrain, cuts_positions, in_use, kv_group
 from rl_sync.models.shards import Cut, on_shards
 from rl_sync.models.slot_shares import PartialAttention, combined, positions_of, shares
@@ -568,5 +568,6 @@ def _joined(pages: Sequence[Array], axis: int, slots: int) -> Array:
 
 def _dot_product(config: ModelConfig) -> bool:
     if config.attention in ("auto", "blocks"):
-        return platform() in ("gpu", "tpu")
+        # JAX's function asks for products in bfloat16, which GPUs without flash units do not have.
+        return platform() == "tpu" or (platform() == "gpu" and has_flash_units())
     return config.attention != "einsum"

@@ -36,10 +36,17 @@ def has_flash_units() -> bool:
     """Says whether the GPU that functions are traced for supports flash-attention kernels.
 
     NVIDIA GPUs support them from compute capability 8.0 (Ampere) on. In a context of
-    `compiling_for`, the GPU is assumed to support them.
+    `compiling_for`, the GPU is JAX's default device; without one, the GPU is assumed to support
+    them.
     """
-    if _target.value is not None or jax.default_backend() in ("cpu", "tpu"):
+    if _target.value is not None:
+        device = jax.config.jax_default_device
+        if getattr(device, "platform", None) != "gpu":
+            return True
+    elif jax.default_backend() in ("cpu", "tpu"):
         return True
-    capability = str(getattr(jax.local_devices()[0], "compute_capability", ""))
+    else:
+        device = jax.local_devices()[0]
+    capability = str(getattr(device, "compute_capability", ""))
     major = capability.partition(".")[0]
     return major.isdigit() and int(major) >= 8

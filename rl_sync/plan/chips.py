@@ -11,7 +11,7 @@ class Rates(NamedTuple):
     """Peak rates of a device within its role's mesh.
 
     Attributes:
-      flops: dense bfloat16 floating-point operations a second.
+      flops: dense floating-point operations a second in 16 bits; see `Chip.half`.
       bandwidth: bytes a second from and to its memory.
       link: bytes a second that it exchanges with the other devices, one way.
     """
@@ -33,13 +33,15 @@ class Chip(NamedTuple):
       devices: number of devices of a chip, as JAX counts them.
       memory: bytes of a device's main memory. Makers' GiB are taken as GB; the difference is about
         the amount that a runtime reserves.
-      flops: dense bfloat16 floating-point operations a second.
+      flops: dense floating-point operations a second, in the dtype `half`.
       bandwidth: bytes a second from and to its main memory.
       axes: number of axes along which a TPU has neighbours; 0 for a GPU, which reaches all other
         GPUs of its host through switches.
       link: bytes a second, one way, of one ICI link of a TPU, or of all NVLinks of a GPU.
       network: bytes a second of its share of a host's network card, one way.
       source: page that gives the figures.
+      half: dtype of 16 bits that its matrix units compute in: bfloat16 (and on GPUs float16 at the
+        same rate), or float16 alone. XLA computes others in float32.
     """
 
     platform: Platform
@@ -51,6 +53,7 @@ class Chip(NamedTuple):
     link: float
     network: float
     source: str
+    half: str = "bfloat16"
 
 
 _TPU = "cloud.google.com/tpu/docs/"
@@ -65,6 +68,10 @@ CHIPS = {
     "v6e": Chip("tpu", 1, 32e9, 918e12, 1.64e12, 2, 90e9, 12.5e9, f"{_SCALING}{_TPU}v6e"),
     # A chip has 192 GiB, 2,307 TFLOPs and 7.38 TB/s; each of its two cores is a device.
     "tpu7x": Chip("tpu", 2, 96e9, 1153.5e12, 3.69e12, 3, 100e9, 6.25e9, f"{_TPU}tpu7x"),
+    # Single GPUs without NVLinks, on PCIe of the third and fourth generation. ECC takes a sixteenth
+    # of the T4's memory.
+    "t4": Chip("gpu", 1, 15e9, 65e12, 0.32e12, 0, 16e9, 3.1e9, f"{_NVIDIA}tesla-t4", "float16"),
+    "l4": Chip("gpu", 1, 24e9, 121e12, 0.30e12, 0, 32e9, 3.1e9, f"{_NVIDIA}l4"),
     # A host has 8 of these GPUs, each with a card of 200 or 400 Gbit/s.
     "a100": Chip("gpu", 1, 80e9, 312e12, 2.04e12, 0, 300e9, 25e9, f"{_NVIDIA}a100"),
     "h100": Chip("gpu", 1, 80e9, 989e12, 3.35e12, 0, 450e9, 50e9, f"{_NVIDIA}h100"),

@@ -60,11 +60,12 @@ def describe_compiled(settings: RunSettings, task: Task, name: str) -> Iterator[
     where = target(name)
     layouts, division = _layouts(settings, where)
     yield f"Compiled for {where}, and not run (jax {jax.__version__}): {division}"
+    yield from _slow_dtypes(settings, where)
     programs = []
     if settings.explorers:
         programs = rollout_programs(settings, task, layouts[explorer_name(1)])
     progress = CompileProgress(1 + len(programs))
-    step, of_step = _step(settings, task, where, layouts[TRAINER], progress)
+    step, step_peak, of_step = _step(settings, task, where, layouts[TRAINER], progress)
     yield from of_step
     rate = 0.0
     for program in programs:
@@ -77,25 +78,35 @@ def describe_compiled(settings: RunSettings, task: Task, name: str) -> Iterator[
             "  explorer   with weights that arrive, slots and its largest program, from shapes:"
             f" {format_bytes(whole)} a device, {_fits(whole, where)}"
         )
+        if settings.launch.colocate and _shared(layouts):
+            both = whole + step_peak
+            yield (
+                "  together   on the devices that they share, both at their maximum:"
+                f" {format_bytes(both)} a device, {_fits(both, where)}"
+            )
     if step and rate:
         yield from _timeline(settings, task, where, step, rate)
 
 
 def _step(
     settings: RunSettings, task: Task, where: Target, layout: Layout, progress: CompileProgress
-) -> tuple[float, list[str]]:
-    """Compiles the trainer's step; returns its minimum seconds (0 if none), and a description."""
+) -> tuple[float, int, list[str]]:
+    """Compiles the trainer's step; returns its minimum seconds, its peak bytes and a description.
+
+    If it does not compile, the seconds are 0, and the bytes those from shapes.
+    """
     found = _compiled(train_step(settings, task, layout), progress)
-    lines = _describe(found, where, step_estimate(settings, task, where.chip.platform))
+    planned = step_estimate(settings, task, where.chip.platform)
+    lines = _describe(found, where, planned)
     if found.reading is None:
-        return 0.0, lines
+        return 0.0, planned.peak, lines
     work, rates = step_work(settings, task, found.reading), where.rates(layout.mesh.size)
     secs, mfu = work.secs(rates), work.mfu(rates)
     # If nothing else is computed or waited for, the minimum time says nothing about MFU.
     bound = f": MFU at most {mfu:.0%}" if mfu < _FULL else " of the model's FLOPs alone"
     limit = work.limit(rates)
     lines.append(f"    at least {format_secs(secs)} a step, limited by {limit}{bound}")
-    return secs, lines
+    return secs, found.reading.memory.peak, lines
 
 
 def _of_engine(
@@ -146,9 +157,33 @@ def _layouts(settings: RunSettings, where: Target) -> tuple[dict[str, Layout], s
         raise ConfigError(f"{where}: {error}") from error
     counts = " + ".join(str(shape.devices) for shape in needed.values())
     together = sum(shape.devices for shape in needed.values())
+    most = max(shape.devices for shape in needed.values())
+    if settings.launch.colocate and _shared(layouts):
+        return layouts, f"the roles need {counts} devices, and take turns on {most}"
     if together <= where.count:
         return layouts, f"the roles have {counts} of its {where.count} devices"
     return layouts, f"the roles need {counts} devices, so more than one such machine"
+
+
+def _shared(layouts: dict[str, Layout]) -> bool:
+    """Says whether two roles have a device in common."""
+    used = [device for layout in layouts.values() for device in layout.mesh.devices.flat]
+    return len(set(used)) < len(used)
+
+
+def _slow_dtypes(settings: RunSettings, where: Target) -> Iterator[str]:
+    """Warns of 16-bit dtypes that the target's matrix units do not compute in."""
+    dtypes = {
+        "trainer.compute_dtype": settings.compute_dtype,
+        "explorer.dtype": settings.explorer_dtype,
+    }
+    half = where.chip.half
+    slow = [f"{name}={dtype}" for name, dtype in dtypes.items() if dtype not in (half, "float32")]
+    if slow and half != "bfloat16":
+        yield (
+            f"  WARNING: {where.name} has no units for {' and '.join(slow)}, which XLA computes in"
+            f" float32, several times slower than the times below say: use model.dtype={half}."
+        )
 
 
 def _named(program: LowerableProgram) -> str:

@@ -11,6 +11,7 @@ import importlib.util
 import math
 import os
 import re
+from typing import NamedTuple
 
 import jax
 from jax.experimental import topologies
@@ -162,6 +163,33 @@ def _gpus(wanted: Target) -> list[jax.Device]:
     return list(found.devices)
 
 
+class _GpuKind(NamedTuple):
+    """Streaming multiprocessors of a compute capability (CUDA C++ Programming Guide, "Compute
+    Capabilities").
+
+    Attributes:
+      lanes: float32 units.
+      clock_ghz: highest clock.
+      threads: maximum resident threads.
+      block_kib: maximum KiB of shared memory of a block.
+      core_kib: KiB of shared memory.
+    """
+
+    lanes: int
+    clock_ghz: float
+    threads: int
+    block_kib: int
+    core_kib: int
+
+
+_GPU_KINDS = {
+    (7, 5): _GpuKind(64, 1.59, 1024, 64, 64),
+    (8, 0): _GpuKind(64, 1.41, 2048, 163, 164),
+    (8, 9): _GpuKind(128, 2.04, 1536, 99, 100),
+    (9, 0): _GpuKind(128, 1.98, 2048, 227, 228),
+}
+
+
 def _gpu_description(
     name: str, capability: tuple[int, int], cores: int, memory: int, bandwidth: float, l2: int
 ) -> str:
@@ -174,28 +202,27 @@ def _gpu_description(
       bandwidth: bytes a second.
       l2: bytes of the L2 cache.
     """
-    shared = 227 if capability >= (9, 0) else 163  # Maximum KiB for a block.
-    major, minor = capability
+    kind, (major, minor) = _GPU_KINDS[capability], capability
     return f"""
     gpu_device_info {{
       cuda_compute_capability {{ major: {major} minor: {minor} }}
       core_count: {cores}
-      fpus_per_core: {128 if major >= 9 else 64}
-      clock_rate_ghz: {1.98 if major >= 9 else 1.41}
+      fpus_per_core: {kind.lanes}
+      clock_rate_ghz: {kind.clock_ghz}
       device_memory_size: {memory}
       memory_bandwidth: {round(bandwidth)}
       l2_cache_size: {l2}
       threads_per_warp: 32
       threads_per_block_limit: 1024
-      threads_per_core_limit: 2048
+      threads_per_core_limit: {kind.threads}
       block_dim_limit_x: 2147483647
       block_dim_limit_y: 65535
       block_dim_limit_z: 65535
       registers_per_block_limit: 65536
       registers_per_core_limit: 65536
       shared_memory_per_block: {48 << 10}
-      shared_memory_per_block_optin: {shared << 10}
-      shared_memory_per_core: {(shared + 1) << 10}
+      shared_memory_per_block_optin: {kind.block_kib << 10}
+      shared_memory_per_core: {kind.core_kib << 10}
     }}
     platform_name: "CUDA"
     device_description_str: "{name}"
@@ -204,6 +231,8 @@ def _gpu_description(
 
 
 _GPU_DESCRIPTIONS = {
+    "t4": _gpu_description("Tesla T4", (7, 5), 40, 15 << 30, 0.32e12, 4 << 20),
+    "l4": _gpu_description("NVIDIA L4", (8, 9), 58, 24 << 30, 0.30e12, 48 << 20),
     "a100": _gpu_description("NVIDIA A100-SXM4-80GB", (8, 0), 108, 80 << 30, 2.04e12, 40 << 20),
     "h100": _gpu_description("NVIDIA H100 80GB HBM3", (9, 0), 132, 80 << 30, 3.35e12, 50 << 20),
     "h200": _gpu_description("NVIDIA H200", (9, 0), 132, 141 << 30, 4.80e12, 50 << 20),

@@ -17,8 +17,11 @@ import pytest
 
 from rl_sync.plan import compile_progress, compile_text
 from rl_sync.plan.compile_progress import CompileProgress, CompilingInterruptedError
+from rl_sync.plan.compile_text import describe_compiled
 from rl_sync.plan.compiled_text import CompiledProgramText, MemoryUse
 from rl_sync.plan.lowered_programs import LowerableProgram
+from rl_sync.plan.memory_estimate import explorer_estimate
+from rl_sync.plan.memory_text import format_bytes
 from rl_sync.plan.targets import Target
 from rl_sync.roles.assembly import wiring
 from tests.plan.test_memory_text import settings_with
@@ -76,6 +79,8 @@ def test_an_interrupt_does_not_wait_for_the_compiler():
 _PLAN = """
 import signal, sys, time, jax
 from rl_sync.plan import compile_text
+from rl_sync.plan.memory_estimate import explorer_estimate
+from rl_sync.plan.memory_text import format_bytes
 from rl_sync.plan.targets import Target
 from rl_sync.launcher.__main__ import main
 
@@ -133,8 +138,57 @@ def test_a_bound_of_mfu_is_named_where_it_says_something(monkeypatch, kl, says):
     )
     settings = settings_with(algorithm__name="grpo", algorithm__kl_coefficient=kl)
     task, where = wiring.load_task(settings), Slow("v5e", (1, 1))
-    _, lines = compile_text._step(
+    _, _, lines = compile_text._step(
         settings, task, where, settings.trainer_layout, CompileProgress(1)
     )
     assert f"limited by computing{says}" in lines[-1]
     assert "100%" not in lines[-1]
+
+
+@pytest.fixture(name="uncompiled")
+def _uncompiled(monkeypatch):
+    """Lays meshes on this machine's devices, and gives each program a peak of 1 GB."""
+    peak = MemoryUse(0, 0, 0, 0, 10**9)
+    monkeypatch.setattr(
+        compile_text,
+        "_compiled",
+        lambda one, _: compile_text._Compiled(one, CompiledProgramText("", peak), 1.0),
+    )
+    monkeypatch.setattr(Target, "devices", lambda self: jax.devices()[: self.count])
+
+
+@pytest.mark.parametrize(
+    ("target", "dtypes", "says"),
+    [
+        (
+            "t4:1",
+            {"model__dtype": "bfloat16"},
+            "trainer.compute_dtype=bfloat16 and explorer.dtype=",
+        ),
+        ("t4:1", {"explorer__dtype": "bfloat16"}, "t4 has no units for explorer.dtype=bfloat16,"),
+        ("t4:1", {"model__dtype": "float16"}, None),
+        ("t4:1", {}, None),
+        ("l4:1", {"model__dtype": "bfloat16"}, None),
+    ],
+)
+def test_a_dtype_without_units_on_the_target_is_warned_of(uncompiled, target, dtypes, says):
+    settings = settings_with(**dtypes)
+    lines = [*describe_compiled(settings, wiring.load_task(settings), target)]
+    found = [line for line in lines if "WARNING" in line]
+    assert len(found) == (says is not None)
+    if says:
+        assert says in found[0]
+        assert "use model.dtype=float16" in found[0]
+
+
+@pytest.mark.parametrize(("share", "count"), [(True, 1), (False, 2)])
+def test_roles_that_share_devices_have_the_sum_of_their_memory(uncompiled, share, count):
+    settings = settings_with(launch__colocate=True, launch__share_devices=share)
+    lines = [*describe_compiled(settings, wiring.load_task(settings), f"t4:{count}")]
+    assert ("take turns on 1" in lines[0]) == share
+    sums = [re.search(r"([\d.]+ [MG]B) a device", x)[1] for x in lines if "  together " in x]
+    if not share:
+        assert not sums
+        return
+    explorer = explorer_estimate(settings, wiring.load_task(settings), "gpu").peak
+    assert sums == [format_bytes(explorer + 10**9)]

@@ -26,7 +26,7 @@ TASK = types.SimpleNamespace(
 )
 
 
-def _settings(batching, tensor):
+def _settings(batching, tensor, dtype):
     config = base.get_config()
     config.workdir = "/nowhere"
     config.sft.steps = 0
@@ -39,13 +39,13 @@ def _settings(batching, tensor):
     config.model.update(
         dict(embed_dim=128, num_heads=4, num_kv_heads=2, head_dim=64, mlp_dim=256, remat="full")
     )
-    config.model.dtype = "bfloat16"
+    config.model.dtype = dtype
     return read_settings(config.to_dict())
 
 
-def _read(name, batching, on):
+def _read(name, batching, on, dtype="bfloat16"):
     # With padded rows and tensor=2 the step takes minutes to compile for a GPU.
-    settings = _settings(batching, tensor=2 if on[0].platform == "tpu" else 1)
+    settings = _settings(batching, 2 if on[0].platform == "tpu" else 1, dtype)
     if name == "step":
         program = lowered_programs.train_step(
             settings, TASK, lowered_programs.layout_on(settings, "trainer", on)
@@ -77,3 +77,17 @@ def test_a_kernel_attends_and_no_array_has_the_scores_of_a_row(
     # No other array of these programs is as large, on a device with one row or two.
     large = [one.line for one in made if max(math.prod(x.sizes) for x in one.shapes) >= T * T]
     assert not large
+
+
+@pytest.mark.parametrize(
+    ("name", "batching", "dtype"),
+    [
+        ("prefill", "padded", "float16"),
+        pytest.param("step", "packed", "float16", marks=pytest.mark.nightly),
+        pytest.param("step", "padded", "bfloat16", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_gpu_without_flash_units_gets_no_kernel_that_needs_them(name, batching, dtype, devices):
+    read = _read(name, batching, devices("t4:4"), dtype)
+    assert not [kernel for kernel in read.kernels if "fmha" in kernel or "triton" in kernel]
+    assert read.kernels  # Products are cuBLAS's.

@@ -12,6 +12,7 @@ from rl_sync.plan.targets import Target, TargetError, target
         ("v5p:2x2x1", (2, 2, 1), 4),
         ("tpu7x:2x2x1", (2, 2, 1), 8),  # Two devices a chip.
         ("h100:8", (8,), 8),
+        ("t4:1", (1,), 1),
         ("2xv5e:4x4", (4, 4), 32),
     ],
 )
