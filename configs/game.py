@@ -55,7 +55,7 @@ def get_config() -> ConfigDict:
     """Returns the defaults with this run's task, environment and pace."""
     config = base.get_config()
     config.name = "game"
-    config.task.name = "configs.game:games"
+    config.task.name = "rl_sync.configs.game:games"
     config.task.max_completion_tokens = 3
     config.environment.name = f"guess(guesses={GUESSES})"
     config.environment.max_turns = GUESSES

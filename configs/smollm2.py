@@ -28,7 +28,7 @@ def get_config() -> ConfigDict:
     """Returns the defaults with another task, and steps that suit a model of this size on CPUs."""
     config = base.get_config()
     config.name = "smollm2"
-    config.task.name = "configs.smollm2:sums"
+    config.task.name = "rl_sync.configs.smollm2:sums"
     config.task.shots = 3
     config.task.shot_template = "{question} = {answer}\n"
     config.task.reward = "math"

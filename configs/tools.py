@@ -50,7 +50,7 @@ def get_config() -> ConfigDict:
     """Returns the defaults with this run's task, environment and pace."""
     config = base.get_config()
     config.name = "tools"
-    config.task.name = "configs.tools:products"
+    config.task.name = "rl_sync.configs.tools:products"
     config.task.max_completion_tokens = 10
     config.environment.name = "calculator"
     config.environment.max_turns = 3

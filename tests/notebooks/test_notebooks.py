@@ -20,9 +20,12 @@ from tests.runs.conftest import quickly, session_directory
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "launch/colab"
 PATHS = sorted(FOLDER.glob("*.ipynb"))
-NAMES = ["environment", "four_modes", "lora_huggingface", "own_reward", "staleness"]
+NAMES = [
+    "environment", "four_modes", "gpu_16gb", "lora_huggingface", "own_reward", "staleness",
+]  # fmt: skip
 PICTURES = {
-    "environment": 2, "four_modes": 6, "lora_huggingface": 0, "own_reward": 1, "staleness": 2,
+    "environment": 2, "four_modes": 6, "gpu_16gb": 0, "lora_huggingface": 0, "own_reward": 1,
+    "staleness": 2,
 }  # fmt: skip
 MOST_BYTES = 600_000
 # Folders of the machine that executed them; `/dev` is looked into by a notebook itself.
@@ -39,7 +42,23 @@ TINY = {
     "evaluation.problems": 8,
     "reward.workers": 1,
 }
+CHECKPOINT = str(ROOT / "tests/data/models/qwen2")
+ON_ACCELERATORS = {  # What they do there, with rows of their own and a tiny checkpoint.
+    "STEPS": 2,
+    "MODEL": CHECKPOINT,
+    "DATA": "rows.jsonl",
+    "CHANGES": {
+        "replay.backend": "embedded",
+        "task.max_prompt_tokens": 160,
+        "task.max_completion_tokens": 8,
+        "trainer.groups_per_step": 4,
+        "trainer.group_size": 4,
+        "trainer.microbatch_rows": 4,
+        "evaluation.problems": 8,
+    },
+}
 SMALL = {
+    "gpu_16gb": {**ON_ACCELERATORS, "DTYPE": "float16"},
     "own_reward": {"STEPS": 2, "CHANGES": {**TINY, "trainer.groups_per_step": 4}},
     "environment": {"STEPS": 2, "SFT": 20, "CHANGES": TINY},
     "four_modes": {
@@ -223,10 +242,14 @@ def _check(book, name):
     assert "\\u001b[" not in text, "the run has drawn on a terminal"
     runs = re.findall(r"<summary>The plan of the run", text)
     trained = [cell for cell in _code(book) if "rl_sync.train(" in cell.source]
-    own = {"four_modes": 4, "staleness": 0, "lora_huggingface": 1}
+    own = {"four_modes": 4, "staleness": 0, "lora_huggingface": 1, "gpu_16gb": 1}
     assert len(runs) == own.get(name, len(trained))
     if name == "lora_huggingface":
         _assert_same_after_export(book)
+    if name == "gpu_16gb":
+        assert "the export says the same" in text
+    if name == "gpu_16gb":
+        assert "loss scale 32,768; updates skipped because it was too high: 0" in text
 
 
 @pytest.mark.nightly
@@ -235,6 +258,8 @@ def _check(book, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_kernel_executes_a_notebook(name, execute, tmp_path):
     path = FOLDER / f"{name}.ipynb"
+    sums = [{"prompt": f"{a} + {b}?", "answer": str(a + b)} for a in range(8) for b in range(8)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, sums)))
     done = execute.executed(path, SMALL[name], tmp_path)
     _check(done, name)
     assert [cell.source for cell in done.cells] == [
