@@ -171,16 +171,19 @@ def installs(
 
 
 def _changed(params: Params, version: int) -> Params:
-    """Returns weights that are a little different for each version from 1."""
+    """Returns weights of the blocks that are a little different for each version from 1.
+
+    Embeddings stay: on CPUs, vLLM does not renew an output projection that is the embedding.
+    """
     if not version:
         return params
-    leaves, tree = jax.tree.flatten(params)
+    leaves, tree = jax.tree.flatten(params["blocks"])
     keys = jax.random.split(jax.random.key(version), len(leaves))
     changed = [
         leaf * (1 + STEP * jax.random.normal(key, leaf.shape))
         for leaf, key in zip(leaves, keys, strict=True)
     ]
-    return jax.tree.unflatten(tree, changed)
+    return {**params, "blocks": jax.tree.unflatten(tree, changed)}
 
 
 def _is_right(one: FinishedCompletion, scores: dict[int, np.ndarray]) -> bool:

@@ -19,7 +19,7 @@ from rl_sync.types import Params
 
 _PROBES, _PROBE_TOKENS = 4, 24
 _SHOWN = 3
-_WIDEST_GAP = {"float32": 0.02, "bfloat16": 0.5, "float16": 0.25}
+_WIDEST_GAP = {"float32": 3e-4, "bfloat16": 0.5, "float16": 0.25}
 """Greatest mean difference of log-probabilities that rounding makes, in nats."""
 
 Score = Callable[[Params, Int[np.ndarray, "B T"]], Float[np.ndarray, "B T"]]

@@ -1,5 +1,7 @@
 """A real vLLM server as the engine, for which pip makes an environment with Python 3.11."""
 
+import dataclasses
+import functools
 import importlib.metadata
 import os
 import re
@@ -11,12 +13,16 @@ import urllib.error
 import urllib.request
 
 import jax
+import numpy as np
 import pytest
 import uv
 
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.huggingface.writing import write_checkpoint
+from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.transformer import init_params
+from rl_sync.rollout.served.installation import Installation
+from rl_sync.rollout.served.vllm_calls import EngineRefusedError, VllmCalls
 from tests.docs.pages import ROOT
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1500)]
@@ -61,10 +67,11 @@ def _python(tmp_path_factory):
 
 
 @pytest.fixture(name="served")
-def _served(python, tmp_path):
+def _served(python, tmp_path, request):
     """Starts a server with a small model; returns its address and the model's directory."""
     model = tmp_path / "model"
-    write_checkpoint(model, CONFIG, init_params(CONFIG, jax.random.key(0)))
+    config = dataclasses.replace(CONFIG, tie_embeddings=request.param)
+    write_checkpoint(model, config, init_params(config, jax.random.key(0)))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     words = ["--model", model, "--dtype", "float32", "--enforce-eager", "--max-model-len", "128"]
@@ -98,6 +105,7 @@ def _answers(url):
         return False
 
 
+@pytest.mark.parametrize("served", [False, True], ids=["untied", "tied"], indirect=True)
 def test_the_benchmark_finds_our_log_probabilities_and_no_token_of_another_version(served):
     url, model = served
     command = [sys.executable, "benchmarks/served_engine.py", f"--engine={url}", f"--model={model}"]
@@ -114,3 +122,27 @@ def test_the_benchmark_finds_our_log_probabilities_and_no_token_of_another_versi
     assert float(logprobs[-1]) < 1e-3, "nats, in float32"
     assert installs[0] == "6"
     assert installs[-1] == "0", "completions with tokens of another version than they say"
+
+
+@pytest.mark.parametrize("served", [True], ids=["tied"], indirect=True)
+def test_an_output_projection_that_the_server_does_not_renew_is_noticed(served, tmp_path):
+    """On CPUs, vLLM packs a copy of an embedding that is the output projection, and keeps it."""
+    url, _ = served
+    model = dataclasses.replace(CONFIG, max_length=64)
+    score = jax.jit(functools.partial(token_logprobs, model))
+    installation = Installation(
+        calls=VllmCalls(url, 120.0),
+        directory=tmp_path / "engine",
+        write=lambda target, params: write_checkpoint(target, model, params),
+        score=lambda params, tokens: np.asarray(score(params, tokens)[0]),
+        dtype="float32",
+        vocab_size=model.vocab_size,
+        recompute=False,
+    )
+    params = init_params(model, jax.random.key(0))
+    installation.take(params, 0)
+    assert installation.install().gap < 1e-4
+    embedding = params["embedding"] * (1 + 1e-2 * jax.random.normal(jax.random.key(1), (512, 128)))
+    installation.take({**params, "embedding": embedding}, 1)
+    with pytest.raises(EngineRefusedError, match="nats from those of"):
+        installation.install()
