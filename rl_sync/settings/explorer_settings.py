@@ -57,6 +57,7 @@ class ExplorerSettings:
         "Engine that generates in place of the explorers' own: `vllm:http://HOST:PORT`, a vLLM"
         " server, and as many of them, separated by commas, as there are explorers. The explorers"
         " install and check each version of the weights in it. Empty for their own engines.",
+        free="always",
     )
     engine_directory: str | None = setting(
         None,
@@ -64,6 +65,7 @@ class ExplorerSettings:
         " Explorers write it and the engine reads it, by the same name.",
         implied="`engines` in the work directory",
         free="always",
+        is_path=True,
     )
     engine_secs: float = setting(
         300.0,

@@ -96,7 +96,7 @@ FLAGS = [
     ("page --workdir=tests --port=70000", "--port=70000 must be a whole number from 0 to 65535."),
     ("page --workdir=tests --port x", "--port=x must be a whole number from 0 to 65535."),
     ("rollouts --workdir=tests --json=yes", "--json takes no value"),
-    ("timeline --workdir=tests --dtype=x", "--dtype=x is for export, not for timeline"),
+    ("timeline --workdir=tests --dtype=x", "--dtype=x is for export and tinker, not for timeline"),
     (
         "export --workdir=tests",
         "export needs --workdir=DIRECTORY and --to=DIRECTORY, as in",

@@ -77,7 +77,8 @@ def test_a_resolved_config_says_everything_and_makes_the_same_run(fields):
     resolved = settings.resolved()
     unsaid = [name for name, value in resolved["sync"].items() if value is None]
     assert unsaid == ["directory"]  # The work directory, which runs differ in.
-    assert None not in resolved["explorer"].values()
+    unsaid = [name for name, value in resolved["explorer"].items() if value is None]
+    assert unsaid == ["engine_directory"]
     assert None not in resolved["algorithm"].values()
     again = read_settings(resolved)
     assert again.schedule == settings.schedule

@@ -97,8 +97,8 @@ def test_completions_have_the_tokens_and_log_probabilities_that_the_server_drew(
     assert {one.finish for group in groups for one in group} == {"length"}
     assert {int(v) for group in groups for one in group for v in one.versions} == {1}
     _assert_drawn_by_their_versions(requests, groups)
-    sent = [one["token_ids"] for one in server.sent if one.get("stream")]
-    assert sent == [r.prompt.tolist() for r in requests for _ in range(2)]
+    sent = sorted(one["token_ids"] for one in server.sent if one.get("stream"))
+    assert sent == sorted(r.prompt.tolist() for r in requests for _ in range(2))
     stats = engine.stats
     assert (stats.completions, stats.decode_tokens) == (12, 12 * TOKENS)
     assert stats.prefill_tokens == sum(len(r.prompt) for r in requests)
