@@ -52,7 +52,7 @@ def requests(sampling=LONG, completions=4, held=False):
     ]
 
 
-def assert_same(found, expected, atol=1e-5):
+def assert_same(found, expected, atol=3e-5):
     """Compares completions, in the order of tickets and indices."""
     assert len(found) == len(expected) > 0
     both = (sorted(of, key=lambda one: (one.ticket, one.index)) for of in (found, expected))
