@@ -171,14 +171,14 @@ class AdapterFiles:
             )
         shape = {**values["lora"], "targets": tuple(values["lora"]["targets"])}
         return AdapterCheckpoint(
-            address,
-            directory,
-            values["base_model"],
-            Lora(**shape),
-            values["steps"],
-            values["created"],
-            values["user_metadata"],
-            values["model_metadata"],
+            address=address,
+            directory=directory,
+            base_model=values["base_model"],
+            lora=Lora(**shape),
+            steps=values["steps"],
+            created=values["created"],
+            user_metadata=values["user_metadata"],
+            model_metadata=values["model_metadata"],
         )
 
     def load(

@@ -77,7 +77,6 @@ from rl_sync.roles.trainer.rollout_writer import RolloutWriter
 from rl_sync.roles.trainer.sft_phase import SftPhase
 from rl_sync.roles.trainer.snapshot_keeper import SnapshotKeeper
 from rl_sync.roles.trainer.steps_in_flight import DemonstrationsOf
-from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.engine_interface import RolloutEngine
 from rl_sync.rollout.episodes.episode_engine import EpisodeEngine
 from rl_sync.rollout.stats import Stats
@@ -375,8 +374,7 @@ def run_explorer(
             tell=_log.warning,
             check=session.check,
         )
-        if isinstance(own := engine, Engine):
-            ahead.begin(lambda: explorer_programs(settings, task, layout, own, parameters))
+        ahead.begin(lambda: explorer_programs(settings, task, layout, engine, parameters))
         explorer = Explorer(
             number=number,
             engine=playing(

@@ -26,6 +26,7 @@ from rl_sync.roles.assembly.engines import (
 from rl_sync.roles.assembly.parameters import Parameters
 from rl_sync.roles.trainer.actor import Trainer
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_interface import RolloutEngine
 from rl_sync.rollout.engine_programs import Requests
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
@@ -74,15 +75,18 @@ def trainer_programs(settings: RunSettings, task: Task, trainer: Trainer) -> lis
 
 
 def explorer_programs(
-    settings: RunSettings, task: Task, layout: Layout, engine: Engine, parameters: Parameters
+    settings: RunSettings, task: Task, layout: Layout, engine: RolloutEngine, parameters: Parameters
 ) -> list[Listed]:
     """Lists the programs of an explorer's engines, roughly in the order of their first use.
 
     Args:
-      engine: the engine of the rollouts. Evaluations beside them have one of their own.
+      engine: the engine of the rollouts; a served one has no programs. Evaluations beside them have
+        an engine of their own.
     """
     held = parameters.abstract_held
-    programs = _of_engine(ROLLOUT, engine, held, _rollouts(settings, task))
+    programs = []
+    if isinstance(engine, Engine):
+        programs += _of_engine(ROLLOUT, engine, held, _rollouts(settings, task))
     if settings.evaluates_on_explorers:
         beside = examination_engine(settings, task, layout)
         asked = _evaluations(settings, task, beside.slots)

@@ -160,8 +160,9 @@ class ServedEngine(RolloutEngine):
           EngineAwayError: the server was away for too long.
           EngineRefusedError: it cannot take the weights; the message says why.
         """
-        self._installation.take(params, version)
+        # A server that was lost gets the version before once more: `take` comes after.
         self._ended += self._heed(self._streams.events(0.0, _is_end))
+        self._installation.take(params, version)
         for one in self._running.values():  # More tokens of the version before may come.
             one.swapped = True
         self._persist(self._install_afresh)

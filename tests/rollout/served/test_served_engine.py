@@ -129,8 +129,7 @@ def test_weights_that_arrive_in_flight_draw_the_tokens_that_name_them(started, r
     groups = engine.generate(requests, swap)
     found = {tuple(sorted({*one.versions.tolist()})) for group in groups for one in group}
     assert any(len(versions) > 1 for versions in found), "a swap in flight mixes versions"
-    if not recompute:  # The server recomputes nothing: keys of older versions stay.
-        assert all(np.isfinite(one.logprobs).all() for group in groups for one in group)
+    _assert_drawn_by_their_versions(requests, groups)  # The double has no cache of older ones.
     assert engine.version == 3
     names = [label.split(":")[1] for label in server.labels[1:]]
     assert names == ["version-00000001", "version-00000002", "version-00000003"]
@@ -175,6 +174,26 @@ def test_after_a_death_completions_go_on_with_weights_that_were_installed_again(
     assert "is back" in told[-1]
     drawn, dropped = engine.stats.decode_tokens, engine.stats.surplus_tokens
     assert drawn - dropped == 12 * TOKENS
+
+
+def test_a_death_just_before_new_weights_gives_no_token_another_version(started):
+    server, engine, _ = started(Faults(token_secs=0.02))
+    engine.load(PARAMS[1], 1)
+    requests = _requests()
+    engine.submit(requests)
+    while engine.tokens_in_flight < 6:
+        engine.step()
+    server.die()
+    server.restart()
+    time.sleep(0.2)
+    engine.load(PARAMS[2], 2)
+    done = engine.advance()
+    groups = [[one for one in done if one.ticket == ticket] for ticket in range(len(requests))]
+    _assert_drawn_by_their_versions(requests, groups)
+    assert sum(len(one.tokens) for one in done) == 12 * TOKENS
+    assert {int(v) for one in done for v in one.versions} == {1, 2}
+    installed = [label.split(":")[1] for label in server.labels[1:]]
+    assert installed == ["version-00000001", "version-00000002"], "the older one came first"
 
 
 def test_tokens_of_a_restart_that_nobody_saw_are_thrown_away(started):
