@@ -231,7 +231,7 @@ async def _sampling_session(service: TinkerService, request: Request, body: byte
 
 async def _sampler(service: TinkerService, request: Request, body: bytes) -> Response:
     sampler_id = request.path_params["sampler_id"]
-    source = service.source(sampler_id)
+    source = service.sources.find(sampler_id)
     described = {"base_model": service.name, "model_path": source.model_path}
     return _json({"sampler_id": sampler_id, **described})
 

@@ -6,7 +6,6 @@ of tokens at a time, so that training and sampling take turns.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import http
@@ -32,6 +31,7 @@ from rl_sync.addons.tinker.adapter_passes import (
 from rl_sync.addons.tinker.adapter_sampler import AdapterSampler, AdapterWeights, SampleOrder
 from rl_sync.addons.tinker.call_order import AcceptedCall, CallOrder, CallResult
 from rl_sync.addons.tinker.loss_data import loss_named, pass_result, read_data, read_options
+from rl_sync.addons.tinker.sampler_sources import SamplerSource, SamplerSources
 from rl_sync.addons.tinker.tinker_calls import CallPlace, CallRefusedError
 from rl_sync.api.loaded_policy import Policy
 from rl_sync.models.config import ATTENTION_TARGETS, Lora, LoraTarget
@@ -126,20 +126,6 @@ class TrainedModel:
         return self.passes, self.state
 
 
-@dataclasses.dataclass(eq=False)
-class SamplerSource:
-    """The weights of a sampling session.
-
-    Attributes:
-      model_path: address of their checkpoint; None for the base model and for snapshots.
-      weights: the weights; None while they are not in memory.
-    """
-
-    session_id: str
-    model_path: str | None
-    weights: AdapterWeights | None
-
-
 class TinkerService:
     """Serves the clients of one base model.
 
@@ -164,7 +150,7 @@ class TinkerService:
         self._lock = threading.RLock()
         self._sessions: dict[str, ClientSession] = {}
         self._models: dict[str, TrainedModel] = {}
-        self._sources: collections.OrderedDict[str, SamplerSource] = collections.OrderedDict()
+        self.sources = SamplerSources(bounds.snapshots)
         self._sampler = AdapterSampler(
             policy.layout,
             EngineOptions(
@@ -213,9 +199,7 @@ class TinkerService:
             ended = [one.model_id for one in self._models.values() if one.session_id == session_id]
             for model_id in ended:
                 del self._models[model_id]
-            for name, source in list(self._sources.items()):
-                if source.session_id == session_id:
-                    del self._sources[name]
+        self.sources.end(session_id)
         for model_id in ended:
             self.order.close(model_id)
 
@@ -242,25 +226,8 @@ class TinkerService:
         else:
             self.files.find(call.model_path)
         sampler_id = f"{call.session_id}:sample:{call.sampling_session_seq_id}"
-        self._keep(sampler_id, SamplerSource(call.session_id, call.model_path, None))
+        self.sources.keep(sampler_id, SamplerSource(call.session_id, call.model_path, None))
         return sampler_id
-
-    def source(self, sampler_id: str) -> SamplerSource:
-        """Returns the weights of a sampling session.
-
-        Raises:
-          CallRefusedError: there is no such session, or its weights were dropped.
-        """
-        with self._lock:
-            if (found := self._sources.get(sampler_id)) is None:
-                raise CallRefusedError(
-                    f"There is no sampling session {sampler_id}: its session has ended, or its"
-                    f" weights were dropped, since {self.bounds.snapshots} newer ones are in use."
-                    " Save weights under a name to sample with them for longer.",
-                    http.HTTPStatus.NOT_FOUND,
-                )
-            self._sources.move_to_end(sampler_id)
-            return found
 
     # Calls whose results are futures; they return the future's name.
 
@@ -373,7 +340,7 @@ class TinkerService:
             passes, state = model.made
             sampler_id = f"{model.session_id}:sample:{call.sampling_session_seq_id}"
             weights = AdapterWeights(passes, state.adapters)
-            self._keep(sampler_id, SamplerSource(model.session_id, None, weights))
+            self.sources.keep(sampler_id, SamplerSource(model.session_id, None, weights))
             return {"type": kind, "sampling_session_id": sampler_id}
 
         return self._accept(CallPlace(call.model_id, call.seq_id), "save_weights_for_sampler", save)
@@ -392,7 +359,7 @@ class TinkerService:
         Raises:
           CallRefusedError: there is no such sampling session.
         """
-        self.touch(self.source(call.sampling_session_id).session_id)
+        self.touch(self.sources.find(call.sampling_session_id).session_id)
         name = f"{call.sampling_session_id}:{call.seq_id}"
         begun = time.monotonic()
 
@@ -564,18 +531,8 @@ class TinkerService:
         self.touch(self.model(place.model_id).session_id)
         return self.order.accept(place, kind, act)
 
-    def _keep(self, sampler_id: str, source: SamplerSource) -> None:
-        with self._lock:
-            self._sources[sampler_id] = source
-            held = [name for name, one in self._sources.items() if one.weights is not None]
-            for name in held[: max(0, len(held) - self.bounds.snapshots)]:
-                if self._sources[name].model_path is None:
-                    del self._sources[name]
-                else:
-                    self._sources[name].weights = None
-
     def _weights(self, sampler_id: str) -> AdapterWeights:
-        source = self.source(sampler_id)
+        source = self.sources.find(sampler_id)
         if source.weights is not None:
             return source.weights
         if source.model_path is None:
@@ -588,7 +545,7 @@ class TinkerService:
             )
             weights = AdapterWeights(passes, state.adapters)
             source.weights = weights
-            self._keep(sampler_id, source)
+            self.sources.keep(sampler_id, source)
         return weights
 
     @functools.cached_property

@@ -102,9 +102,9 @@ def test_the_oldest_snapshots_are_dropped(service):
         if call.kind == "save_weights_for_sampler":
             service._do(call)
     for number in (1, 2):
-        assert service.source(f"{session}:sample:{number}")
+        assert service.sources.find(f"{session}:sample:{number}")
     with pytest.raises(CallRefusedError, match="since 2 newer ones are in use"):
-        service.source(f"{session}:sample:0")
+        service.sources.find(f"{session}:sample:0")
 
 
 def test_calls_of_an_unknown_model_are_refused(service):
