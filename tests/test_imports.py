@@ -69,7 +69,7 @@ ALLOWED = {
     "rewards": {"types", "sandbox"},
     "tasks": {"types", "models", "rewards"},
     "environments": {"types", "tasks", "sandbox"},
-    "rollout": {"types", "models", "environments"},
+    "rollout": {"types", "models", "environments", "weights"},
     "replay": {"types", "models"},
     "weights": {"types", "messages", "models"},
     "records": {"types", "messages", "models", "schedule"},

@@ -62,10 +62,19 @@ class ExplorerSettings:
     engine_directory: str | None = setting(
         None,
         "Directory of the checkpoints by which a served engine (`explorer.engine`) gets weights."
-        " Explorers write it and the engine reads it, by the same name.",
+        " Explorers write it; with `explorer.engine_transfer=checkpoint` the engine reads it, by"
+        " the same name.",
         implied="`engines` in the work directory",
         free="always",
         is_path=True,
+    )
+    engine_transfer: str = setting(
+        "checkpoint",
+        "How a served engine gets weights: `checkpoint` (it reads `explorer.engine_directory`) or"
+        " `delta` (it fetches what has changed from the explorer while it generates, and needs the"
+        " package `rl_sync_vllm`).",
+        choices=("checkpoint", "delta"),
+        free="always",
     )
     engine_secs: float = setting(
         300.0,

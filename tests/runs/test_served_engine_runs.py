@@ -50,6 +50,7 @@ RUNS = {
         "--config.sync.max_staleness=3",
     ),
     "in lockstep": LOCKSTEP,
+    "differences": (*flags("asynchronous"), "--config.explorer.engine_transfer=delta"),
     "two explorers": flags("multi_explorer", count=2),
     "episodes": (*flags("asynchronous"), *EPISODES),
     "an agent": (*flags("asynchronous", steps=4), *AGENT),
@@ -83,7 +84,7 @@ def _assert_a_sound_run(run):
     assert_every_token_is_accounted_for(run)
 
 
-@pytest.mark.samples(gate=("asynchronous", "swapping in flight", "two explorers"))
+@pytest.mark.samples(gate=("asynchronous", "differences", "swapping in flight", "two explorers"))
 @pytest.mark.parametrize("name", RUNS)
 def test_runs_of_each_kind_keep_their_bound_and_their_account(memory_runs, servers, name):
     begun = servers(*RUNS[name], count=2 if name == "two explorers" else 1)

@@ -847,6 +847,9 @@ EXAMPLES = {
     "explorer.engine, sync.pull": [
         ({"explorer__engine": ENGINE}, "Use sync.mode=asynchronous"),
     ],
+    "explorer.engine_transfer, explorer.engine": [
+        ({"explorer__engine_transfer": "delta"}, "is for a served engine: set explorer.engine"),
+    ],
     "explorer.engine, rollout, model, algorithm.score_centering": [
         ({**BY_ENGINE, name: value}, "needs the explorers' own engines")
         for name, value in (

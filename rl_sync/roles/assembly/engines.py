@@ -26,6 +26,7 @@ from rl_sync.rollout.engine_interface import RolloutEngine
 from rl_sync.rollout.engine_options import CachePolicy, EngineOptions
 from rl_sync.rollout.engine_programs import CompiledProgram
 from rl_sync.rollout.sampling import LogitsProcessors
+from rl_sync.rollout.served.engine_transfers import CheckpointTransfer, DeltaTransfer
 from rl_sync.rollout.served.installation import Installation
 from rl_sync.rollout.served.served_engine import ServedEngine
 from rl_sync.rollout.served.vllm_calls import VllmCalls
@@ -120,8 +121,13 @@ def engine_of_rollouts(
         with using(layout):
             return np.asarray(compiled(params, tokens)[0])
 
+    calls = VllmCalls(explorer.engines[number - 1].removeprefix(VLLM), explorer.engine_secs)
+    is_delta = explorer.engine_transfer == "delta"
     installation = Installation(
-        calls=VllmCalls(explorer.engines[number - 1].removeprefix(VLLM), explorer.engine_secs),
+        calls=calls,
+        transfer=(
+            DeltaTransfer(calls, explorer.engine_secs) if is_delta else CheckpointTransfer(calls)
+        ),
         directory=folder / explorer_name(number),
         write=lambda target, params: write_checkpoint(target, model, params, frame),
         score=score,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from rl_sync.rollout.served.engine_transfers import EngineTransfer
 from rl_sync.rollout.served.held_digests import HeldTensors, compare
 from rl_sync.rollout.served.vllm_calls import EngineRefusedError, VllmCalls
 from rl_sync.types import Params
@@ -34,21 +35,23 @@ class InstalledVersion(NamedTuple):
       held: comparison of the engine's tensors with the checkpoint.
       gap: mean difference of the engine's log-probabilities from ours, in nats; None if all tensors
         could be compared instead.
+      paused_secs: time for which the engine drew no tokens.
     """
 
     label: str
     held: HeldTensors
     gap: float | None
+    paused_secs: float
 
 
 @dataclasses.dataclass
 class Installation:
-    """Writes versions as checkpoints of transformers, and lets an engine read them.
+    """Writes versions as checkpoints of transformers, and lets an engine take them.
 
     Attributes:
       calls: calls of the engine.
-      directory: directory for the checkpoints, which this machine and the engine's both see by this
-        name. The newest two are kept.
+      transfer: how the checkpoints reach the engine.
+      directory: directory for the checkpoints. The newest two are kept.
       write: writes parameters as a checkpoint.
       score: see `Score`.
       dtype: dtype of the parameters.
@@ -57,6 +60,7 @@ class Installation:
     """
 
     calls: VllmCalls
+    transfer: EngineTransfer
     directory: Path
     write: Callable[[Path, Params], None]
     score: Score
@@ -111,7 +115,7 @@ class Installation:
     def install(self) -> InstalledVersion:
         """Installs the version that `take` has written, and returns it when it has been checked.
 
-        Completions in flight stop meanwhile, and continue with it.
+        Completions in flight stop while the engine takes it, and continue with it.
 
         Raises:
           EngineLostError: the engine does not answer.
@@ -120,20 +124,24 @@ class Installation:
         assert self._checkpoint is not None, "take() comes first"
         self._count += 1
         label = f"{self._owner}:{self._checkpoint.name}:{self._count}"
+        self.transfer.send(self._checkpoint, label)
+        began = time.monotonic()
         self.calls.pause()
         try:
-            self.calls.reload(os.fspath(self._checkpoint), label, self.recompute)
+            self.transfer.load(self._checkpoint, label)
+            self.calls.name_weights(label, self.recompute)
             held = compare(self._checkpoint, self.calls.digests())
             self._require_equal(held)
         finally:
             self.calls.resume()
+        paused_secs = time.monotonic() - began
         gap = self._gap(held) if held.unread else None
         if (now := self.calls.label()) != label:
             raise EngineRefusedError(
                 f"{self.calls.url} got other weights ({now!r}) while this run installed its own:"
                 " give each explorer an engine of its own, and each run."
             )
-        return InstalledVersion(label, held, gap)
+        return InstalledVersion(label, held, gap, paused_secs)
 
     @property
     def _probes(self) -> Int[np.ndarray, "B T"]:

@@ -26,7 +26,7 @@ from rl_sync.rollout.request import (
 )
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.rollout.sequence import Decode, GrowingSequence
-from rl_sync.rollout.served.installation import Installation
+from rl_sync.rollout.served.installation import Installation, InstalledVersion
 from rl_sync.rollout.served.token_streams import StreamEvent, TokenStreams
 from rl_sync.rollout.served.vllm_calls import (
     EngineAwayError,
@@ -105,6 +105,7 @@ class ServedEngine(RolloutEngine):
         self._check = check
         self._streams = TokenStreams(installation.calls, slots)
         self._version, self._label, self._is_checked = -1, "", False
+        self._installed: InstalledVersion | None = None
         self._labels: dict[str, int] = {}
         self._queue = deque[_ServedSequence]()
         self._running: dict[int, _ServedSequence] = {}
@@ -145,6 +146,11 @@ class ServedEngine(RolloutEngine):
         return ended + sum(len(one.sequence.tokens) + one.sequence.surplus for one in self._growing)
 
     @property
+    def installed(self) -> InstalledVersion | None:
+        """Result of the last installation; None before the first."""
+        return self._installed
+
+    @property
     def _growing(self) -> tuple[_ServedSequence, ...]:
         return (*self._running.values(), *self._queue)
 
@@ -173,7 +179,8 @@ class ServedEngine(RolloutEngine):
         if not self._is_checked:
             self._installation.check_engine(self._config.max_length)
             self._is_checked = True
-        self._label = self._installation.install().label
+        self._installed = self._installation.install()
+        self._label = self._installed.label
 
     def submit(self, requests: Sequence[CompletionRequest]) -> list[int]:
         """See `RolloutEngine`."""
@@ -411,6 +418,7 @@ class ServedEngine(RolloutEngine):
     def close(self) -> None:
         """Ends all requests."""
         self._streams.close()
+        self._installation.transfer.close()
 
     def _require_servable(self, request: CompletionRequest) -> None:
         if request.images is not None and request.images.digests:

@@ -24,6 +24,12 @@ KEY_VARIABLE = "VLLM_API_KEY"
 logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 _GENERATE = "/inference/v1/generate"
+_INIT = "/init_weight_transfer_engine"
+_NO_BACKEND = "Weight transfer not configured"
+_BACKEND = (
+    " — explorer.engine_transfer=delta needs vLLM with the package rl_sync_vllm, started with"
+    ' --weight-transfer-config=\'{"backend": "rl_sync"}\'.'
+)
 _SHOWN_CHARACTERS = 400
 _CONNECT_SECS = 5.0
 _DATA = "data: "
@@ -180,16 +186,37 @@ class VllmCalls:
         """Lets the requests in flight continue."""
         self._post("/resume")
 
-    def reload(self, path: str, label: str, recompute: bool) -> None:
-        """Lets the paused engine read a checkpoint, and labels its weights.
+    def reload(self, path: str) -> None:
+        """Lets the paused engine read a checkpoint.
 
         Args:
           path: directory of the checkpoint, by a name that the server can open.
-          label: name of the weights.
-          recompute: whether requests in flight get new keys and values.
         """
         arguments = {"method": "reload_weights", "kwargs": {"weights_path": path}}
         self._post("/collective_rpc", arguments)
+
+    def order_fetch(self, url: str, key: str) -> None:
+        """Lets an engine with the backend `rl_sync` fetch a checkpoint while it generates.
+
+        Args:
+          url: address of a `WeightsDesk`.
+          key: name of the checkpoint there.
+        """
+        self._post(_INIT, {"init_info": {"url": url, "key": key}})
+
+    def load_fetched(self, key: str) -> None:
+        """Lets the paused engine take the weights that it has fetched."""
+        self._post("/start_weight_update")
+        self._post("/update_weights", {"update_info": {"key": key}})
+        self._post("/finish_weight_update")
+
+    def name_weights(self, label: str, recompute: bool) -> None:
+        """Labels the paused engine's weights, and lets go of the keys and values of older ones.
+
+        Args:
+          label: name of the weights.
+          recompute: whether requests in flight get new keys and values.
+        """
         # Blocks of requests in flight cannot be dropped; requests of this label do not find them.
         running = "?reset_running_requests=true" if recompute else ""
         self._post(f"/reset_prefix_cache{running}")
@@ -230,6 +257,9 @@ class VllmCalls:
                 " VLLM_SERVER_DEV_MODE=1 in its environment, and with --enable-scale-out"
                 " --logprobs-mode=processed_logprobs."
             )
-        if 400 <= status < 500:
-            raise EngineRefusedError(f"{self.url}{path} answers {status}: {text}")
+        if 400 <= status < 500 or _NO_BACKEND in response.text:
+            raise EngineRefusedError(
+                f"{self.url}{path} answers {status}: {text}"
+                + (_BACKEND if path.startswith(_INIT) else "")
+            )
         raise EngineLostError(f"{self.url}{path} answers {status}: {text}")

@@ -89,6 +89,11 @@ ENGINE_RULES: dict[str, Rule] = {
         " sync.mode=asynchronous or multi_explorer; or sync.mode=custom with sync.pull=latest,"
         " which with sync.max_staleness=0 waits for each version as the synchronous mode does.",
     ),
+    "explorer.engine_transfer, explorer.engine": lambda s: require(
+        s.explorer.engine_transfer == "checkpoint" or bool(s.explorer.engines),
+        f"explorer.engine_transfer={s.explorer.engine_transfer} is for a served engine: set"
+        " explorer.engine, or leave it out.",
+    ),
     "explorer.engine, rollout, model, algorithm.score_centering": _recorded,
     "algorithm.name, explorer.engine, algorithm.allow_unsafe": _bears_engine,
 }

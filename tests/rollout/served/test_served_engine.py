@@ -14,6 +14,8 @@ from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.transformer import init_params
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
+from rl_sync.rollout.served import weights_desk
+from rl_sync.rollout.served.engine_transfers import CheckpointTransfer, DeltaTransfer
 from rl_sync.rollout.served.installation import Installation
 from rl_sync.rollout.served.served_engine import ServedEngine
 from rl_sync.rollout.served.vllm_calls import EngineAwayError, EngineRefusedError, VllmCalls
@@ -26,6 +28,7 @@ CONFIG = dataclasses.replace(tiny.CONFIG, max_length=64)
 _init = jax.jit(functools.partial(init_params, CONFIG))
 PARAMS = {version: _init(jax.random.key(version)) for version in range(4)}
 TOKENS = 12
+BOTH_TRANSFERS = [False, pytest.param(True, marks=pytest.mark.gate)]
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -42,11 +45,13 @@ def started(tmp_path):
     """Returns a function that starts a server, and makes an engine of it."""
     begun = []
 
-    def start(faults=None, *, slots=4, wait_secs=5.0, recompute=False):
+    def start(faults=None, *, slots=4, wait_secs=5.0, recompute=False, is_delta=False):
         server = VllmDouble(CONFIG, faults)
         told = []
+        calls = VllmCalls(server.url, 30.0)
         installation = Installation(
-            calls=VllmCalls(server.url, 30.0),
+            calls=calls,
+            transfer=DeltaTransfer(calls, wait_secs) if is_delta else CheckpointTransfer(calls),
             directory=tmp_path / "engine",
             write=lambda path, params: write_checkpoint(path, CONFIG, params),
             score=_scored,
@@ -115,9 +120,11 @@ def test_a_completion_ends_at_its_stop_token_which_is_part_of_it(started):
     assert all(one.tokens[-1] in stops and {*one.tokens[:-1]}.isdisjoint(stops) for one in ended)
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-def test_weights_that_arrive_in_flight_draw_the_tokens_that_name_them(started, recompute):
-    server, engine, _ = started(Faults(token_secs=0.01), recompute=recompute)
+@pytest.mark.parametrize(("recompute", "is_delta"), [(False, False), (True, False), (False, True)])
+def test_weights_that_arrive_in_flight_draw_the_tokens_that_name_them(started, recompute, is_delta):
+    # The engine draws on while it fetches a difference.
+    faults = Faults(token_secs=0.1 if is_delta else 0.01)
+    server, engine, _ = started(faults, recompute=recompute, is_delta=is_delta)
     engine.load(PARAMS[1], 1)
     coming = iter((2, 3))
 
@@ -147,12 +154,13 @@ def test_an_abort_is_no_end(started):
     assert len([one for one in server.sent if one.get("stream")]) == 12 + 5
 
 
+@pytest.mark.parametrize("is_delta", BOTH_TRANSFERS)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("after_tokens", [1, 20, 60])
 def test_after_a_death_completions_go_on_with_weights_that_were_installed_again(
-    started, after_tokens, packed
+    started, after_tokens, packed, is_delta
 ):
-    server, engine, told = started(Faults(token_secs=0.01, packed=packed))
+    server, engine, told = started(Faults(token_secs=0.01, packed=packed), is_delta=is_delta)
     engine.load(PARAMS[2], 2)
 
     def fatal():
@@ -176,8 +184,9 @@ def test_after_a_death_completions_go_on_with_weights_that_were_installed_again(
     assert drawn - dropped == 12 * TOKENS
 
 
-def test_a_death_just_before_new_weights_gives_no_token_another_version(started):
-    server, engine, _ = started(Faults(token_secs=0.02))
+@pytest.mark.parametrize("is_delta", BOTH_TRANSFERS)
+def test_a_death_just_before_new_weights_gives_no_token_another_version(started, is_delta):
+    server, engine, _ = started(Faults(token_secs=0.02), is_delta=is_delta)
     engine.load(PARAMS[1], 1)
     requests = _requests()
     engine.submit(requests)
@@ -297,6 +306,29 @@ def test_weights_that_moved_less_than_rounding_are_told_apart_by_nothing_but_dig
     moved = jax.tree.map(lambda x: np.nextafter(x, x + 1), PARAMS[1])
     with pytest.raises(EngineRefusedError, match="other values in"):
         engine.load(moved, 2)
+
+
+def test_a_server_without_the_backend_is_refused_with_what_it_lacks(started):
+    _, engine, _ = started(Faults(has_backend=False), is_delta=True)
+    with pytest.raises(EngineRefusedError, match="engine_transfer=delta needs vLLM with the pack"):
+        engine.load(PARAMS[1], 1)
+
+
+def test_an_order_that_the_server_has_forgotten_is_given_again(started, monkeypatch):
+    monkeypatch.setattr(weights_desk, "SILENT_SECS", 0.2)
+    server, engine, told = started(Faults(forgets_orders=2), is_delta=True)
+    engine.load(PARAMS[1], 1)
+    assert server.calls.count("/init_weight_transfer_engine") == 3
+    assert not told
+
+
+def test_a_server_that_never_fetches_is_named_with_the_address_that_it_must_reach(started):
+    _, engine, told = started(Faults(forgets_orders=99), wait_secs=1.0, is_delta=True)
+    with pytest.raises(
+        EngineAwayError, match=r"no weights from 127\.0\.0\.1:\d+ for 1 s: its mach"
+    ):
+        engine.load(PARAMS[1], 1)
+    assert len(told) == 1
 
 
 def test_a_server_that_stays_away_is_named_with_the_time_that_was_waited(started):

@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import json
 import socket
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -21,7 +22,8 @@ from typing import Any
 import jax
 import numpy as np
 import uvicorn
-from safetensors.numpy import load_file
+from rl_sync_vllm.fetching import HeldTensor, fetch, report
+from safetensors.numpy import load_file, save_file
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -29,6 +31,7 @@ from starlette.routing import Route
 
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.huggingface.loading import load_params
+from rl_sync.models.huggingface.reading import WEIGHTS_FILE
 from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.placement import abstract_params
 from rl_sync.models.sharding import Layout
@@ -49,6 +52,8 @@ class Faults:
       ignores_weights: whether it keeps its weights, whatever it is told to read.
       token_secs: time of a token.
       aborts: number of streams to abort after their first token.
+      has_backend: whether it was started with the backend of `rl_sync_vllm`.
+      forgets_orders: number of orders to fetch that it forgets, as a worker that is restarted does.
     """
 
     in_development: bool = True
@@ -59,6 +64,8 @@ class Faults:
     ignores_weights: bool = False
     token_secs: float = 0.0
     aborts: int = 0
+    has_backend: bool = True
+    forgets_orders: int = 0
 
 
 @dataclasses.dataclass
@@ -104,6 +111,10 @@ class VllmDouble:
             "/reset_prefix_cache": ("POST", self._reset),
             "/update_weight_version": ("POST", self._name),
             "/weight_checker": ("POST", self._digests),
+            "/init_weight_transfer_engine": ("POST", self._order),
+            "/start_weight_update": ("POST", self._reset),
+            "/update_weights": ("POST", self._load_fetched),
+            "/finish_weight_update": ("POST", self._reset),
             "/inference/v1/generate": ("POST", self._generate),
         }
         routes = [
@@ -122,7 +133,8 @@ class VllmDouble:
         """Begins with weights of its own, as a process that was started does."""
         self.alive, self.paused, self.labels = True, False, ["default"]
         self._params, self._growing = jax.tree.map(np.asarray, self._fresh), list[Growing]()
-        self._checkpoint: Path | None = None
+        self._tensors: dict[str, np.ndarray] | None = None
+        self._fetched: tuple[str, dict[str, HeldTensor]] = ("", {})
 
     def die(self) -> None:
         """Breaks off all streams, and answers nothing any more."""
@@ -176,12 +188,44 @@ class VllmDouble:
         body = await request.json()
         assert body["method"] == "reload_weights"
         assert self.paused, "weights are exchanged between two tokens"
-        if not self.faults.ignores_weights:
-            self._checkpoint = Path(body["kwargs"]["weights_path"])
-            abstract = abstract_params(self.config, self._layout)
-            loaded = load_params(self._checkpoint, self.config, abstract)
-            self._params = jax.tree.map(np.asarray, loaded)
+        self._read(Path(body["kwargs"]["weights_path"]))
         return JSONResponse({"results": [None]})
+
+    def _read(self, checkpoint: Path) -> None:
+        if not self.faults.ignores_weights:
+            self._tensors = load_file(checkpoint / WEIGHTS_FILE)
+            abstract = abstract_params(self.config, self._layout)
+            loaded = load_params(checkpoint, self.config, abstract)
+            self._params = jax.tree.map(np.array, loaded)
+
+    async def _order(self, request: Request) -> Response:
+        if not self.faults.has_backend:
+            lacks = {"message": "Weight transfer not configured. Please set weight_transfer_config"}
+            return JSONResponse({"error": lacks}, status_code=500)
+        order = (await request.json())["init_info"]
+        if self.faults.forgets_orders:
+            self.faults.forgets_orders -= 1
+        else:
+            threading.Thread(target=self._fetch, args=(order,), daemon=True).start()
+        return JSONResponse({})
+
+    def _fetch(self, order: dict[str, str]) -> None:
+        """Fetches as a worker does: with the package that is installed beside vLLM."""
+        self._fetched = order["key"], fetch(order["url"], order["key"], self._fetched[1])
+        report(order["url"], order["key"], 0, 1, "")
+
+    async def _load_fetched(self, request: Request) -> Response:
+        assert self.paused, "weights are exchanged between two tokens"
+        key, tensors = self._fetched
+        assert (await request.json())["update_info"] == {"key": key}
+        with tempfile.TemporaryDirectory() as folder:
+            values = {
+                name: one.content.view(one.dtype).reshape(one.shape)
+                for name, one in tensors.items()
+            }
+            save_file(values, Path(folder) / WEIGHTS_FILE)
+            self._read(Path(folder))
+        return JSONResponse({})
 
     async def _reset(self, _) -> Response:
         return JSONResponse({"success": True})
@@ -191,9 +235,9 @@ class VllmDouble:
         return JSONResponse({})
 
     async def _digests(self, _) -> Response:
-        if self._checkpoint is None:
+        if self._tensors is None:
             return JSONResponse({"checksums": {"dp0:pp0:pcp0:tp0:model.norm.weight": "0" * 64}})
-        tensors = load_file(self._checkpoint / "model.safetensors")
+        tensors = {**self._tensors}
         for whole, parts in JOINED.items():
             for name in [name for name in tensors if f".{parts[0]}." in name]:
                 names = [name.replace(parts[0], part) for part in parts]

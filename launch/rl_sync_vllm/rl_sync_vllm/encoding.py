@@ -1,0 +1,1 @@
+../../../rl_sync/weights/deltas/encoding.py
