@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import os
 import urllib.parse
+from collections.abc import Callable
 from pathlib import Path
 
 from rl_sync.addresses import address_of, interface_towards
@@ -20,12 +21,13 @@ class EngineTransfer(abc.ABC):
     """
 
     @abc.abstractmethod
-    def send(self, checkpoint: Path, key: str) -> None:
+    def send(self, checkpoint: Path, key: str, meanwhile: Callable[[], None]) -> None:
         """Brings the checkpoint near the engine, which generates meanwhile.
 
         Args:
           checkpoint: directory of the checkpoint.
           key: name of this installation.
+          meanwhile: called again and again.
         """
 
     @abc.abstractmethod
@@ -43,7 +45,7 @@ class CheckpointTransfer(EngineTransfer):
     def __init__(self, calls: VllmCalls) -> None:
         self._calls = calls
 
-    def send(self, checkpoint: Path, key: str) -> None:
+    def send(self, checkpoint: Path, key: str, meanwhile: Callable[[], None]) -> None:
         """Does nothing; see `EngineTransfer`."""
 
     def load(self, checkpoint: Path, key: str) -> None:
@@ -71,11 +73,11 @@ class DeltaTransfer(EngineTransfer):
         """Bytes that were fetched so far."""
         return 0 if self._desk is None else self._desk.sent_bytes
 
-    def send(self, checkpoint: Path, key: str) -> None:
+    def send(self, checkpoint: Path, key: str, meanwhile: Callable[[], None]) -> None:
         """See `EngineTransfer`."""
         desk = self._desk = self._desk or WeightsDesk(_host_towards(self._calls.url))
         desk.offer(key, checkpoint)
-        desk.wait(self._timeout_secs, lambda: self._calls.order_fetch(desk.url, key))
+        desk.wait(self._timeout_secs, lambda: self._calls.order_fetch(desk.url, key), meanwhile)
 
     def load(self, checkpoint: Path, key: str) -> None:
         """See `EngineTransfer`."""

@@ -112,10 +112,13 @@ class Installation:
                 " --logprobs-mode=processed_logprobs."
             )
 
-    def install(self) -> InstalledVersion:
+    def install(self, meanwhile: Callable[[], None] = lambda: None) -> InstalledVersion:
         """Installs the version that `take` has written, and returns it when it has been checked.
 
         Completions in flight stop while the engine takes it, and continue with it.
+
+        Args:
+          meanwhile: called again and again while the version is on its way.
 
         Raises:
           EngineLostError: the engine does not answer.
@@ -124,7 +127,7 @@ class Installation:
         assert self._checkpoint is not None, "take() comes first"
         self._count += 1
         label = f"{self._owner}:{self._checkpoint.name}:{self._count}"
-        self.transfer.send(self._checkpoint, label)
+        self.transfer.send(self._checkpoint, label, meanwhile)
         began = time.monotonic()
         self.calls.pause()
         try:

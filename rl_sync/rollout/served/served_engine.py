@@ -171,15 +171,25 @@ class ServedEngine(RolloutEngine):
         self._installation.take(params, version)
         for one in self._running.values():  # More tokens of the version before may come.
             one.swapped = True
-        self._persist(self._install_afresh)
+        self._persist(lambda: self._install_afresh(goes_on=True))
+        for one in self._running.values():
+            one.swapped = True
         self._version = version
         self._labels[self._label] = version
 
-    def _install_afresh(self) -> None:
+    def _install_afresh(self, goes_on: bool = False) -> None:
+        """Installs the weights that were taken.
+
+        Args:
+          goes_on: whether completions go on while these are on their way, unless the server was
+            lost since: then it has none of our weights.
+        """
+        goes_on = goes_on and self._is_checked
         if not self._is_checked:
             self._installation.check_engine(self._config.max_length)
             self._is_checked = True
-        self._installed = self._installation.install()
+        install = self._installation.install
+        self._installed = install(self._go_on) if goes_on else install()
         self._label = self._installed.label
 
     def submit(self, requests: Sequence[CompletionRequest]) -> list[int]:
@@ -286,6 +296,25 @@ class ServedEngine(RolloutEngine):
         )
         return finished
 
+    def _go_on(self) -> None:
+        """Goes on for a moment with the weights before, while others are on their way.
+
+        Raises:
+          EngineLostError: the server is lost.
+        """
+        self._check()
+        began = time.monotonic()
+        while self._queue and len(self._running) < self._slots:
+            self._begin(self._queue.popleft())
+        if not self._running:
+            return
+        finished, lost = self._absorbed(self._streams.events(_CHUNK_SECS, _is_end))
+        self._ended += finished
+        secs = time.monotonic() - began
+        self._counted += Stats(completions=len(finished), decode_secs=secs)
+        if lost is not None:
+            raise lost
+
     def _begin(self, one: _ServedSequence) -> None:
         one.begun, one.swapped = len(one.sequence.tokens), False
         number = self._streams.begin(
@@ -294,7 +323,18 @@ class ServedEngine(RolloutEngine):
         self._running[number] = one
 
     def _heed(self, events: Sequence[StreamEvent]) -> list[FinishedCompletion]:
-        """Adds new tokens to their sequences; returns the completions that have ended."""
+        """Does what `_absorbed` does, and waits for a lost server."""
+        finished, lost = self._absorbed(events)
+        return finished if lost is None else finished + self._recover(lost)
+
+    def _absorbed(
+        self, events: Sequence[StreamEvent]
+    ) -> tuple[list[FinishedCompletion], EngineLostError | None]:
+        """Adds new tokens to their sequences.
+
+        Returns:
+          The completions that have ended, and what says that the server is lost, if it is.
+        """
         finished = list[FinishedCompletion]()
         lost: EngineLostError | None = None
         for number, part in events:
@@ -324,9 +364,7 @@ class ServedEngine(RolloutEngine):
                 for suspect in self._running.values():
                     suspect.known = suspect.begun
                 finished += self._begin_again(number)
-        if lost is not None:
-            finished += self._recover(lost)
-        return finished
+        return finished, lost
 
     def _has_known_versions(self, one: _ServedSequence, part: ServedTokens) -> bool:
         """Sets the versions of a stream's tokens by the server's record, if it is complete."""

@@ -37,7 +37,7 @@ from rl_sync.rollout.served.vllm_calls import EngineLostError
 from rl_sync.weights.deltas.encoding import BLOCK_BYTES, Bytes, EncodedBlock, Encoding, encode
 
 _BLOCK = struct.Struct("<BI")
-_POLL_SECS = 0.5
+_POLL_SECS = 0.05
 SILENT_SECS = 5.0
 """Silence after which a worker is told again: its process may be a new one."""
 
@@ -118,12 +118,18 @@ class WeightsDesk:
             self._offers = (*self._offers[-1:], offer)
             self._held, self._errors = set(), []
 
-    def wait(self, timeout_secs: float, tell: Callable[[], None]) -> None:
+    def wait(
+        self,
+        timeout_secs: float,
+        tell: Callable[[], None],
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
         """Waits until each worker of the engine has the newest checkpoint.
 
         Args:
           timeout_secs: longest time without a request.
           tell: tells the engine to fetch it; repeated after a silence.
+          meanwhile: called again and again.
 
         Raises:
           EngineLostError: a worker could not fetch it, or none asked for it in time.
@@ -131,6 +137,7 @@ class WeightsDesk:
         told = self._heard = time.monotonic()
         tell()
         while not self._is_held(timeout_secs):
+            meanwhile()
             if (now := time.monotonic()) - max(self._heard, told) > SILENT_SECS:
                 told = now
                 tell()

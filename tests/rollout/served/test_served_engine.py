@@ -308,6 +308,28 @@ def test_weights_that_moved_less_than_rounding_are_told_apart_by_nothing_but_dig
         engine.load(moved, 2)
 
 
+def test_queued_completions_begin_while_weights_are_on_their_way(started, monkeypatch):
+    """The engine fetches for as long as 6 completions take, two at a time."""
+    _, engine, _ = started(Faults(token_secs=0.01), slots=2, is_delta=True)
+    engine.load(PARAMS[1], 1)
+    requests = _requests(count=3)
+    engine.submit(requests)
+    honest = weights_desk.WeightsDesk._is_held
+
+    def held(desk, timeout_secs):
+        return engine.stats.completions >= 4 and honest(desk, timeout_secs)
+
+    monkeypatch.setattr(weights_desk.WeightsDesk, "_is_held", held)
+    engine.load(PARAMS[2], 2)
+    assert engine.stats.completions >= 4
+    done = engine.advance()
+    groups = [[one for one in done if one.ticket == ticket] for ticket in range(3)]
+    assert [len(group) for group in groups] == [2, 2, 2]
+    _assert_drawn_by_their_versions(requests, groups)
+    assert {1} in [{*one.versions.tolist()} for one in done]
+    assert 2 in {int(v) for one in done for v in one.versions}
+
+
 def test_a_server_without_the_backend_is_refused_with_what_it_lacks(started):
     _, engine, _ = started(Faults(has_backend=False), is_delta=True)
     with pytest.raises(EngineRefusedError, match="engine_transfer=delta needs vLLM with the pack"):
