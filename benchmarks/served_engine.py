@@ -74,6 +74,7 @@ def main() -> None:
             score=lambda new, tokens: np.asarray(score(new, tokens)[0]),
             dtype="float32",
             vocab_size=model.vocab_size,
+            max_length=model.max_length,
             recompute=True,
         )
         served = ServedEngine(model, installation, slots=args.slots, wait_secs=120.0, tell=print)

@@ -63,7 +63,9 @@ def servers():
     begun = []
 
     def start(*given, count=1, **faults):
+        places = ",".join(f"vllm:http://127.0.0.1:{1 + number}" for number in range(count))
         words = [f"--config={CONFIG}", "--config.workdir=unused", *given]
+        words.append(f"--config.explorer.engine={places}")
         settings = read_settings(command_line.parse(words).config.to_dict())
         model = lora.merged_config(wiring.explorer_model(settings, wiring.load_task(settings)))
         begun.extend(VllmDouble(model, Faults(**faults)) for _ in range(count))

@@ -133,6 +133,7 @@ def engine_of_rollouts(
         score=score,
         dtype=settings.explorer_dtype,
         vocab_size=model.vocab_size,
+        max_length=model.max_length,
         recompute=settings.rollout.cache == "recompute",
     )
     return ServedEngine(

@@ -56,6 +56,7 @@ class Installation:
       score: see `Score`.
       dtype: dtype of the parameters.
       vocab_size: number of token ids.
+      max_length: number of tokens of the longest sequence, prompt included.
       recompute: whether completions in flight get new keys and values.
     """
 
@@ -66,6 +67,7 @@ class Installation:
     score: Score
     dtype: str
     vocab_size: int
+    max_length: int
     recompute: bool
     _owner: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex[:12])
     _count: int = 0
@@ -85,11 +87,8 @@ class Installation:
                 shutil.rmtree(old, ignore_errors=True)
         self._before, self._expected = self._expected, self.score(params, self._probes)
 
-    def check_engine(self, most_tokens: int) -> None:
+    def check_engine(self) -> None:
         """Checks that an engine was started as it must be.
-
-        Args:
-          most_tokens: number of tokens of the longest sequence.
 
         Raises:
           EngineRefusedError: the message says how to start it.
@@ -98,10 +97,10 @@ class Installation:
         if self.calls.is_paused():  # A trainer before us ended in the middle of an installation.
             self.calls.resume()
         length = self.calls.served_length()
-        if length < most_tokens:
+        if length < self.max_length:
             raise EngineRefusedError(
                 f"{self.calls.url} serves sequences of {length} tokens, but the run's have up to"
-                f" {most_tokens}: start vLLM with --max-model-len={most_tokens} or more."
+                f" {self.max_length}: start vLLM with --max-model-len={self.max_length} or more."
             )
         likeliest = {"max_tokens": 1, "logprobs": 0, "top_k": 1, "temperature": 2.0}
         (choice,) = self.calls.complete(self._probes[0].tolist(), likeliest)["choices"]
@@ -149,7 +148,8 @@ class Installation:
     @property
     def _probes(self) -> Int[np.ndarray, "B T"]:
         """Sequences whose log-probabilities tell versions apart."""
-        shape = (_PROBES, _PROBE_TOKENS)
+        # The engine draws a token more.
+        shape = (_PROBES, min(_PROBE_TOKENS, self.max_length - 1))
         return np.random.default_rng(0).integers(0, self.vocab_size, shape, np.int32)
 
     def _require_equal(self, held: HeldTensors) -> None:

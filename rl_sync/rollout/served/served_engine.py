@@ -186,7 +186,7 @@ class ServedEngine(RolloutEngine):
         """
         goes_on = goes_on and self._is_checked
         if not self._is_checked:
-            self._installation.check_engine(self._config.max_length)
+            self._installation.check_engine()
             self._is_checked = True
         install = self._installation.install
         self._installed = install(self._go_on) if goes_on else install()

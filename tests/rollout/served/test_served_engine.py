@@ -45,7 +45,9 @@ def started(tmp_path):
     """Returns a function that starts a server, and makes an engine of it."""
     begun = []
 
-    def start(faults=None, *, slots=4, wait_secs=5.0, recompute=False, is_delta=False):
+    def start(
+        faults=None, *, slots=4, wait_secs=5.0, recompute=False, is_delta=False, max_length=64
+    ):
         server = VllmDouble(CONFIG, faults)
         told = []
         calls = VllmCalls(server.url, 30.0)
@@ -57,6 +59,7 @@ def started(tmp_path):
             score=_scored,
             dtype="float32",
             vocab_size=CONFIG.vocab_size,
+            max_length=max_length,
             recompute=recompute,
         )
         engine = ServedEngine(
@@ -285,6 +288,13 @@ def test_a_server_that_was_started_otherwise_is_refused_with_what_it_lacks(start
     _, engine, _ = started(faults)
     with pytest.raises(EngineRefusedError, match=part):
         engine.load(PARAMS[1], 1)
+
+
+def test_probes_are_no_longer_than_the_run_s_sequences(started):
+    """A server whose sequences are as short as the run's refuses longer ones."""
+    server, engine, _ = started(Faults(packed=True, most_tokens=10), max_length=10)
+    engine.load(PARAMS[1], 1)
+    assert max(len(one["token_ids"]) for one in server.sent) == 9
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -172,6 +172,7 @@ def _installation(calls, transfer, folder):
         score=lambda params, tokens: np.asarray(_score(params, tokens, 1.0)),
         dtype="float32",
         vocab_size=SHORT.vocab_size,
+        max_length=SHORT.max_length,
         recompute=True,
     )
 
@@ -195,7 +196,7 @@ def test_an_output_projection_that_the_server_does_not_renew_is_noticed(served, 
         installation.install()
 
 
-@pytest.mark.parametrize("served", [False], ids=["untied"], indirect=True)
+@pytest.mark.parametrize("served", [True], ids=["tied"], indirect=True)
 def test_a_server_that_is_killed_in_any_phase_costs_no_completion(served, tmp_path, monkeypatch):
     """It dies while it draws, fetches weights, is paused to load them, and has just loaded them."""
     calls, told = VllmCalls(served.url, 60.0), []

@@ -38,7 +38,7 @@ from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import hidden_states, init_params, logits
 
 JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-POLL_SECS = 0.002
+POLL_SECS, CLOSE_SECS = 0.002, 5.0
 
 
 @dataclasses.dataclass
@@ -122,8 +122,10 @@ class VllmDouble:
             for path, (verb, call) in paths.items()
         ]
         self._server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), log_level="error"))
-        run = threading.Thread(target=self._server.run, args=([self._listener],), daemon=True)
-        run.start()
+        self._serving = threading.Thread(
+            target=self._server.run, args=([self._listener],), daemon=True
+        )
+        self._serving.start()
         _next_logprobs(config, self._params, np.zeros(config.max_length, np.int32), 1)
         threading.Thread(target=self._draw, daemon=True).start()
         while not self._server.started:
@@ -152,6 +154,7 @@ class VllmDouble:
         """Ends the server."""
         self._closed = True
         self._server.should_exit = True
+        self._serving.join(CLOSE_SECS)
 
     def _watched(self, path, call):
         async def watched(request: Request) -> Response:
