@@ -32,6 +32,10 @@ _BACKEND = (
 )
 _SHOWN_CHARACTERS = 400
 _CONNECT_SECS = 5.0
+_IDLE_SECS = 1.0
+"""Time after which an idle connection is not used again; the server closes it after five."""
+_STREAM_CONNECT_SECS = 60.0
+"""Longest time for connecting a stream: thousands may connect at once."""
 _DATA = "data: "
 
 
@@ -93,7 +97,11 @@ class VllmCalls:
         if key:
             self._headers["authorization"] = f"Bearer {key}"
         self._timeout = httpx2.Timeout(timeout_secs, connect=_CONNECT_SECS)
-        self._http = httpx2.Client(timeout=self._timeout, headers=self._headers)
+        self._http = httpx2.Client(
+            timeout=self._timeout,
+            headers=self._headers,
+            limits=httpx2.Limits(keepalive_expiry=_IDLE_SECS),
+        )
         self._failures = (httpx2.TransportError,)
 
     def streaming(self, connections: int) -> httpx2.AsyncClient:
@@ -101,9 +109,9 @@ class VllmCalls:
         import httpx2
 
         return httpx2.AsyncClient(
-            timeout=self._timeout,
+            timeout=httpx2.Timeout(self._timeout.read, connect=_STREAM_CONNECT_SECS),
             headers=self._headers,
-            limits=httpx2.Limits(max_connections=connections),
+            limits=httpx2.Limits(max_connections=connections, keepalive_expiry=_IDLE_SECS),
         )
 
     async def stream(
