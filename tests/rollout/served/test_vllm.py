@@ -6,6 +6,7 @@ import functools
 import importlib.metadata
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -70,7 +71,9 @@ def _python(tmp_path_factory):
     needed = [one for one in vllm.requires or () if "extra ==" not in one]
     (folder / "needed.txt").write_text("\n".join(x for x in needed if not left_out.match(x)))
     _made([*install, "-r", str(folder / "needed.txt")])
-    _made([*install, str(ROOT / "launch" / "rl_sync_vllm")])
+    # Beside the clone, where building leaves files.
+    shutil.copytree(ROOT / "launch" / "rl_sync_vllm", folder / "package")
+    _made([*install, str(folder / "package")])
     return python
 
 
