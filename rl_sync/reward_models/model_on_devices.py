@@ -171,16 +171,24 @@ class Served:
 
     def _pass(self, one: Pass) -> jax.stages.Wrapped:
         if one not in self._compiled:
-
-            def run(params: Params, tokens: Array, starts: Array, lengths: Array) -> Array:
-                with using(self.layout):
-                    return one(self.model, params, tokens, starts, lengths)
-
-            self._compiled[one] = jax.jit(run, out_shardings=self.layout.repeated)
+            self._compiled[one] = program_of(one, self.model, self.layout)
         return self._compiled[one]
 
     def _width(self, length: int) -> int:
         return max(_LEAST_LENGTH, 2 ** math.ceil(math.log2(max(1, length))))
+
+
+def program_of(one: Pass, model: ModelConfig, layout: Layout) -> jax.stages.Wrapped:
+    """Returns a pass as a function of parameters, tokens [B, T], starts [B] and lengths [B].
+
+    It compiles for the layout's devices, each of which gets the values of all rows.
+    """
+
+    def run(params: Params, tokens: Array, starts: Array, lengths: Array) -> Array:
+        with using(layout):
+            return one(model, params, tokens, starts, lengths)
+
+    return jax.jit(run, out_shardings=layout.repeated)
 
 
 def _workdir(path: str) -> Path:

@@ -125,7 +125,7 @@ class SelfJudge(ModelSite):
                 )
         every = [ids for of in asked.values() for ids in of]
         begins = [starts[i] for i in asked for _ in verdicts]
-        logprobs = served.values(_logprobs, every, begins).reshape(-1, len(verdicts))
+        logprobs = served.values(verdict_logprobs, every, begins).reshape(-1, len(verdicts))
         for i, of in zip(asked, logprobs.astype(np.float64), strict=True):
             found[i] = _judgement(verdicts, of)
         return [found[i] for i in range(len(found))]
@@ -164,7 +164,7 @@ def _judgement(verdicts: Mapping[str, float], logprobs: Float[np.ndarray, " V"])
     return Judgement(score, why, {"mass": float(np.exp(logprobs).sum())})
 
 
-def _logprobs(
+def verdict_logprobs(
     model: ModelConfig, params: Params, tokens: Array, starts: Array, lengths: Array
 ) -> Float[Array, " B"]:
     """Sums the log-probabilities of the tokens from `starts` on."""
