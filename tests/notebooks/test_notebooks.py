@@ -1,9 +1,11 @@
 """The notebooks in launch/colab: the files as they are, and their execution by a real kernel."""
 
+import ast
 import base64
 import importlib.util
 import io
 import json
+import math
 import re
 from pathlib import Path
 
@@ -22,10 +24,11 @@ FOLDER = ROOT / "launch/colab"
 PATHS = sorted(FOLDER.glob("*.ipynb"))
 NAMES = [
     "environment", "four_modes", "gpu_16gb", "lora_huggingface", "own_reward", "staleness",
+    "tpu_8chips",
 ]  # fmt: skip
 PICTURES = {
     "environment": 2, "four_modes": 6, "gpu_16gb": 0, "lora_huggingface": 0, "own_reward": 1,
-    "staleness": 2,
+    "staleness": 2, "tpu_8chips": 1,
 }  # fmt: skip
 MOST_BYTES = 600_000
 # Folders of the machine that executed them; `/dev` is looked into by a notebook itself.
@@ -59,6 +62,7 @@ ON_ACCELERATORS = {  # What they do there, with rows of their own and a tiny che
 }
 SMALL = {
     "gpu_16gb": {**ON_ACCELERATORS, "DTYPE": "float16"},
+    "tpu_8chips": {**ON_ACCELERATORS, "JUDGE": CHECKPOINT},
     "own_reward": {"STEPS": 2, "CHANGES": {**TINY, "trainer.groups_per_step": 4}},
     "environment": {"STEPS": 2, "SFT": 20, "CHANGES": TINY},
     "four_modes": {
@@ -72,6 +76,10 @@ SMALL = {
         "MODEL": "tiny",
         "CHANGES": {"replay.backend": "embedded", "trainer.groups_per_step": 4},
     },
+}
+CASES = {
+    **{name: (name, SMALL[name]) for name in NAMES},
+    "tpu_8chips, without a judge": ("tpu_8chips", {**SMALL["tpu_8chips"], "JUDGE": ""}),
 }
 
 
@@ -242,26 +250,61 @@ def _check(book, name):
     assert "\\u001b[" not in text, "the run has drawn on a terminal"
     runs = re.findall(r"<summary>The plan of the run", text)
     trained = [cell for cell in _code(book) if "rl_sync.train(" in cell.source]
-    own = {"four_modes": 4, "staleness": 0, "lora_huggingface": 1, "gpu_16gb": 1}
+    own = {"four_modes": 4, "staleness": 0, "lora_huggingface": 1, "gpu_16gb": 1, "tpu_8chips": 1}
     assert len(runs) == own.get(name, len(trained))
     if name == "lora_huggingface":
         _assert_same_after_export(book)
-    if name == "gpu_16gb":
+    if name in ("gpu_16gb", "tpu_8chips"):
         assert "the export says the same" in text
     if name == "gpu_16gb":
         assert "loss scale 32,768; updates skipped because it was too high: 0" in text
 
 
+def test_the_run_and_its_judge_divide_the_chips_of_a_host():
+    code = [
+        ast.parse(cell.source)
+        for cell in _code(nbformat.read(FOLDER / "tpu_8chips.ipynb", as_version=4))
+        if "square(" in cell.source
+    ]
+    nodes = [node for tree in code for node in ast.walk(tree)]
+    (function,) = (one for one in nodes if getattr(one, "name", "") == "square")
+    names = {}
+    exec(ast.unparse(function), names)
+    calls = [ast.unparse(one) for one in nodes if isinstance(one, ast.Call)]
+    seen = [eval(call, names) for call in calls if call.startswith("square(")]
+    chips = [int(chip) for one in seen for chip in one["TPU_VISIBLE_CHIPS"].split(",")]
+    assert sorted(chips) == [*range(8)]
+    for one in seen:
+        sides = [int(side) for side in one["TPU_CHIPS_PER_PROCESS_BOUNDS"].split(",")]
+        assert math.prod(sides) == len(one["TPU_VISIBLE_CHIPS"].split(","))
+        assert one["TPU_PROCESS_ADDRESSES"] == f"localhost:{one['TPU_PROCESS_PORT']}"
+    assert len({one["TPU_PROCESS_PORT"] for one in seen}) == len(seen) == 2
+
+
+def _check_devices(book, workdir, judge):
+    """Checks that half of the run's devices train, and that a judge takes half of all."""
+    config = json.loads(workdir.config.read_text())
+    assert config["trainer"]["mesh"]["fsdp"] == (2 if judge else 4)
+    assert config["explorer"]["mesh"]["data"] == (2 if judge else 4)
+    terms = [json.loads(line)["components"] for line in workdir.judgements.read_text().splitlines()]
+    assert terms
+    assert all(("self_judge" in term) == bool(judge) for term in terms)
+    printed = json.dumps(_outputs(book))
+    assert bool(re.search(r"self_judge: 0\.\d\d in the last step", printed)) == bool(judge)
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(900)  # A notebook has up to four runs of several processes.
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("name", NAMES)
-def test_a_kernel_executes_a_notebook(name, execute, tmp_path):
+@pytest.mark.parametrize(("name", "settings"), CASES.values(), ids=CASES)
+def test_a_kernel_executes_a_notebook(name, settings, execute, tmp_path):
     path = FOLDER / f"{name}.ipynb"
     sums = [{"prompt": f"{a} + {b}?", "answer": str(a + b)} for a in range(8) for b in range(8)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, sums)))
-    done = execute.executed(path, SMALL[name], tmp_path)
+    done = execute.executed(path, settings, tmp_path)
     _check(done, name)
+    if name == "tpu_8chips":
+        _check_devices(done, Workdir(tmp_path / "runs" / name), settings["JUDGE"])
     assert [cell.source for cell in done.cells] == [
         cell.source for cell in nbformat.read(path, as_version=4).cells
     ]
