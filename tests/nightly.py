@@ -5,11 +5,11 @@
     python -m tests.nightly --plan             # prints all parts, and those of the last commits
     python -m pytest -m nightly                # runs all parts
 
-A part has whole files, and takes about `PART_SECS` by `tests/measured_secs.json`. A file that takes
-longer than half of that is cut into pieces. The commits of the main branch are counted in rounds,
-of as many commits as there are parts. Within a round each commit takes a part that no earlier one
-has, by its hash. So the commits of a round cover all parts, and runs of commits that are far apart
-take parts at random.
+A part has whole files, and takes about `PART_SECS` by `tests/measured_secs.json`, on a busy machine
+up to three times as long. A file that takes longer than `PIECE_SECS` is cut into pieces. The
+commits of the main branch are counted in rounds, of as many commits as there are parts. Within a
+round each commit takes a part that no earlier one has, by its hash. So the commits of a round cover
+all parts, and runs of commits that are far apart take parts at random.
 
 A test that fails is tried once more, alone. If it fails again, the command ends with status 1 and
 prints how to repeat it.
@@ -29,9 +29,8 @@ from typing import NamedTuple
 
 from tests import measured_secs
 
-PART_SECS = 360.0
-PIECE_SECS = PART_SECS / 2
-"""Files that take longer are cut into pieces."""
+PART_SECS = 200.0
+PIECE_SECS = 180.0
 UNMEASURED_SECS = 60.0
 PROCESSES = 3
 """Processes that run tests side by side, as where the seconds were measured."""
