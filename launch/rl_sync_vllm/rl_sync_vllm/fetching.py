@@ -7,6 +7,7 @@ import math
 import struct
 from collections.abc import Mapping
 from typing import NamedTuple
+from urllib.parse import quote
 
 import numpy as np
 import requests
@@ -54,7 +55,9 @@ def fetch(url: str, key: str, held: Mapping[str, HeldTensor]) -> dict[str, HeldT
         try:
             listed = _get(session, f"{url}/{key}").json()
             return {
-                name: _tensor(session, f"{url}/{key}/{name}", held.get(name), *entry)
+                name: _tensor(
+                    session, f"{url}/{key}/{quote(name, safe='')}", held.get(name), *entry
+                )
                 for name, entry in listed.items()
             }
         except (requests.RequestException, EncodingError, struct.error) as error:

@@ -252,6 +252,10 @@ class TensorFiles:
         """Reads a copy of part of a tensor, in its stored dtype."""
         return self._slice(name)[where]
 
+    def read_whole(self, name: str) -> np.ndarray:
+        """Reads a copy of a tensor, which may be empty or a scalar, in its stored dtype."""
+        return self._handle(self._files[name]).get_tensor(name)
+
 
 def check(
     directory: Path, tensors: TensorFiles, config: ModelConfig, needs_head: bool = True

@@ -132,7 +132,7 @@ class CopiedTensor(NamedTuple):
 
     def values(self) -> np.ndarray:
         """Returns the tensor on the host."""
-        return self.tensors.read(self.name, (slice(None),) * len(self.shape)).astype(self.dtype)
+        return self.tensors.read_whole(self.name).astype(self.dtype)
 
 
 AnyTensor = Tensor | CopiedTensor

@@ -107,7 +107,7 @@ def _dtype(
 
 def _digests(tensors: TensorFiles, name: str, parts: tuple[str, ...], dtype: str) -> Iterator[str]:
     """Yields the digests that the engine's tensor may have: as it is, and with padded rows."""
-    values = [tensors.read(part, (slice(None),) * len(tensors.shape(part))) for part in parts]
+    values = [tensors.read_whole(part) for part in parts]
     whole = np.concatenate(values).astype(jnp.dtype(dtype))
     yield _digest(whole)
     if name.endswith(_PADDED) and (rows := -len(whole) % _VOCABULARY_MULTIPLE):

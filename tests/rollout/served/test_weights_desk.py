@@ -1,5 +1,6 @@
 """The package beside vLLM fetches the explorer's checkpoint, and only what has changed."""
 
+import json
 import threading
 
 import ml_dtypes
@@ -54,6 +55,24 @@ def test_fetched_tensors_are_those_of_the_checkpoint_to_the_bit(desk, tmp_path, 
     second = {name: values * dtype(1.5) for name, values in first.items()}
     _offer(desk, tmp_path, "2", second)
     _assert_equal(fetch(desk.url, "2", held), second)
+
+
+def test_tensors_of_any_name_and_shape_arrive_from_any_number_of_files(desk, tmp_path):
+    """Names need not be words, arrays may be empty or have no axes, and the index counts."""
+    tensors = {
+        "scale": np.array(0.5, np.float32),
+        "none": np.zeros((0, 4), np.float32),
+        "модель a?b#c%20": RNG.normal(size=(3, 5)).astype(np.float32),
+    }
+    directory = tmp_path / "several"
+    directory.mkdir()
+    files = {name: f"model-{number}.safetensors" for number, name in enumerate(tensors)}
+    for name, file in files.items():
+        save_file({name: tensors[name]}, directory / file)
+    index = {"metadata": {}, "weight_map": files}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    desk.offer("1", directory)
+    _assert_equal(fetch(desk.url, "1", {}), tensors)
 
 
 def test_a_worker_that_has_the_checkpoint_before_fetches_what_changed(desk, tmp_path):

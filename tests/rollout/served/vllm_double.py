@@ -276,12 +276,12 @@ class VllmDouble:
                 {"choices": [{"logprobs": {"content": [{"token_id": 1, "logprob": logprob}]}}]}
             )
         growing = Growing(
-            body["token_ids"],
-            asked["max_tokens"],
-            {*asked["stop_token_ids"]},
-            asked["temperature"],
-            asyncio.Queue(),
-            asyncio.get_running_loop(),
+            prompt=body["token_ids"],
+            most=asked["max_tokens"],
+            stops={*asked["stop_token_ids"]},
+            temperature=asked["temperature"],
+            queue=asyncio.Queue(),
+            loop=asyncio.get_running_loop(),
         )
         await asyncio.to_thread(self._add, growing)
         return StreamingResponse(self._stream(growing.queue))
