@@ -62,7 +62,7 @@ def describe_compiled(settings: RunSettings, task: Task, name: str) -> Iterator[
     yield f"Compiled for {where}, and not run (jax {jax.__version__}): {division}"
     yield from _slow_dtypes(settings, where)
     programs = []
-    if settings.explorers:
+    if settings.explorers and not settings.explorer.engines:
         programs = rollout_programs(settings, task, layouts[explorer_name(1)])
     progress = CompileProgress(1 + len(programs))
     step, step_peak, of_step = _step(settings, task, where, layouts[TRAINER], progress)
@@ -316,6 +316,8 @@ def _counted_on(
 ) -> str:
     with compiling_for(platform):
         found = count(settings, task)
+    if not found:
+        return f"none on {_PLATFORMS[platform]}"
     parts = ", ".join(f"{purpose} {number}" for purpose, number in found.items())
     return f"{sum(found.values())} on {_PLATFORMS[platform]} ({parts})"
 
@@ -330,7 +332,7 @@ def _trainer_counts(settings: RunSettings, task: Task) -> _Counts:
 
 def _explorer_counts(settings: RunSettings, task: Task) -> _Counts:
     layout = settings.explorer_layout
-    engine = rollout_engine(settings, task, layout)
+    engine = None if settings.explorer.engines else rollout_engine(settings, task, layout)
     parameters = parameters_of(settings, task, layout)
     programs = explorer_programs(settings, task, layout, engine, parameters)
     return dict(collections.Counter(program.name for program in programs))

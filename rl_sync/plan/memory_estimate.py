@@ -413,7 +413,10 @@ def _loss_bytes(
 
 
 def explorer_estimate(settings: RunSettings, task: Task, platform: Platform) -> MemoryEstimate:
-    """Estimates an explorer's engine with all slots in use, while weights arrive."""
+    """Estimates an explorer's engine with all slots in use, while weights arrive.
+
+    A served engine has a memory of its own, which is not counted.
+    """
     policy = _policy(settings, task)
     weights = model_memory.device_bytes(policy.abstract_held)
     held = {"parameters": weights, "parameters that arrive": weights}
@@ -424,13 +427,17 @@ def explorer_estimate(settings: RunSettings, task: Task, platform: Platform) -> 
             "adapters": model_memory.device_bytes(adapters),
         }
     work: dict[str, int] = {}
+    count = settings.environment.older_versions if settings.plays else 0
+    is_served = bool(settings.explorer.engines)
+    generates = not is_served or count or settings.explorers_evaluate_every
     cache = 0
-    for one in rollout_programs(settings, task, settings.explorer_layout):
+    for one in rollout_programs(settings, task, settings.explorer_layout) if generates else ():
         found = ESTIMATES[one.name](settings, task, platform, one.sizes)
         cache = max(cache, found.held.get(_CACHE, 0))
         work[one.name] = sum(found.made.values()) + found.temporary + found.held.get(_PROMPTS, 0)
-    made, offloaded = {_CACHE: cache}, {}
-    if count := settings.environment.older_versions if settings.plays else 0:
+    made: dict[str, int] = {} if is_served else {_CACHE: cache}
+    offloaded = {}
+    if count:
         held["parameters of opponents"] = weights
         made["KV cache of opponents"] = cache
         # The policy's present version is kept too, since it will be older than the next one.

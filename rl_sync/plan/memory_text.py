@@ -78,12 +78,14 @@ def describe_explorer(settings: RunSettings, task: Task) -> str:
     on_host = dict(engine.offloaded)
     if settings.plays and settings.environment.kv_offload_bytes:
         on_host["caches set aside"] = settings.environment.kv_offload_bytes
+    length = wiring.explorer_model(settings, task).max_length
     return _INDENT.join(
         [
             _held("explorer", settings.explorer.mesh.shape, engine),
             *([f"in the host's memory, at most: {_list(on_host)}"] if on_host else []),
-            f"and for {slots} slots of {wiring.explorer_model(settings, task).max_length} tokens"
-            f"{_pages(settings, task)}:",
+            f"and beside {settings.explorer.engine}, which generates in a memory of its own:"
+            if settings.explorer.engines
+            else f"and for {slots} slots of {length} tokens{_pages(settings, task)}:",
             *_on_platforms({platform: _besides(one) for platform, one in engines.items()}),
         ]
     )
@@ -107,7 +109,7 @@ def _besides(estimate: MemoryEstimate) -> str:
     parts = {**estimate.made, "temporary arrays": estimate.temporary, **estimate.process}
     peak = format_bytes(estimate.peak)
     most = f"about {peak} resident" if estimate.process else f"{peak} a device"
-    return f"{_list({name: size for name, size in parts.items() if size})}: {most}"
+    return f"{_list({name: size for name, size in parts.items() if size}) or 'nothing'}: {most}"
 
 
 def _on_platforms(texts: dict[Platform, str]) -> list[str]:

@@ -244,6 +244,20 @@ def test_an_evaluation_beside_rollouts_has_weights_and_a_cache_of_its_own():
 
 
 @pytest.mark.gate
+def test_a_served_engine_takes_no_memory_of_its_explorer():
+    served = {
+        "sync__mode": "asynchronous",
+        "explorer__engine": "vllm:http://127.0.0.1:8000",
+    }
+    text = describe_explorer(settings_with(**served), wiring.load_task(settings_with(**served)))
+    assert "beside vllm:http://127.0.0.1:8000, which generates in a memory of its own" in text
+    assert "KV cache" not in text
+    assert "nothing: " in text, "on chips it has its parameters alone"
+    every = settings_with(**served, evaluation__every_steps=5)
+    assert "KV cache of an evaluation" in describe_explorer(every, wiring.load_task(every))
+
+
+@pytest.mark.gate
 def test_adapters_alone_have_gradients_optimizer_state_and_a_reference():
     settings = {"model__lora__rank": 2, "algorithm__kl_coefficient": 0.001}
     trainer = described("trainer", **settings)

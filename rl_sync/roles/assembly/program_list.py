@@ -75,13 +75,17 @@ def trainer_programs(settings: RunSettings, task: Task, trainer: Trainer) -> lis
 
 
 def explorer_programs(
-    settings: RunSettings, task: Task, layout: Layout, engine: RolloutEngine, parameters: Parameters
+    settings: RunSettings,
+    task: Task,
+    layout: Layout,
+    engine: RolloutEngine | None,
+    parameters: Parameters,
 ) -> list[Listed]:
     """Lists the programs of an explorer's engines, roughly in the order of their first use.
 
     Args:
-      engine: the engine of the rollouts; a served one has no programs. Evaluations beside them have
-        an engine of their own.
+      engine: the engine of the rollouts; a served one has no programs, and need not be given.
+        Evaluations beside them have an engine of their own.
     """
     held = parameters.abstract_held
     programs = []
