@@ -644,6 +644,19 @@ _WEIGHTS = (
         normal="0",
         alarm="a full copy takes their place; if they come again, memory or network is faulty",
     ),
+    Metric(
+        "weights/engine_installs",
+        "Versions that served engines were given (`explorer.engine`).",
+        unit="versions",
+    ),
+    Metric(
+        "weights/engine_install_secs",
+        "Time until they held these and were checked.",
+        unit="s",
+        normal="below the time of a step",
+        alarm="try `explorer.engine_transfer=delta`, or a larger `sync.interval`",
+    ),
+    Metric("weights/engine_paused_secs", "That part in which they drew no tokens.", unit="s"),
 )
 
 METRICS: dict[str, dict[str, tuple[Metric, ...]]] = {

@@ -27,6 +27,15 @@ def draft_counts(*, sampled: int, drafted: int, accepted: int) -> dict[str, floa
     return {_SAMPLED: sampled, f"{DRAFTS}drafted_tokens": drafted, _ACCEPTED: accepted}
 
 
+def install_counts(*, installs: int, install_secs: float, paused_secs: float) -> dict[str, float]:
+    """Names what an explorer counted of versions that its served engine was given."""
+    return {
+        f"{WEIGHTS}engine_installs": installs,
+        f"{WEIGHTS}engine_install_secs": install_secs,
+        f"{WEIGHTS}engine_paused_secs": paused_secs,
+    }
+
+
 def sizes(groups: Sequence[Group]) -> dict[str, float]:
     """Measures the prompts of a batch, and counts the tokens of its rows."""
     prompts: list[int] = []

@@ -44,6 +44,9 @@ class Stats:
       cache_shared: sum over chunks of the cache positions that sharing saves.
       programs: number of compiled programs, one for each size of batch, span or prompt.
       compile_secs: time spent on compilation; no other time includes it.
+      installs: number of versions that a served engine was given.
+      install_secs: time until these were checked.
+      paused_secs: the part of it in which the served engine drew no tokens.
     """
 
     completions: int = 0
@@ -72,6 +75,9 @@ class Stats:
     cache_allocated: int = 0
     programs: int = 0
     compile_secs: float = 0.0
+    installs: int = 0
+    install_secs: float = 0.0
+    paused_secs: float = 0.0
 
     def __add__(self, other: Stats) -> Stats:
         return _combined(self, other, operator.add)

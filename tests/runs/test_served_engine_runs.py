@@ -8,6 +8,7 @@ import pytest
 
 from rl_sync.launcher import command_line
 from rl_sync.models import lora
+from rl_sync.records.metrics import read_metrics
 from rl_sync.records.spans import SpanKind
 from rl_sync.roles.assembly import wiring
 from rl_sync.settings.config_reading import read_settings
@@ -95,6 +96,11 @@ def test_runs_of_each_kind_keep_their_bound_and_their_account(memory_runs, serve
     for server in begun:
         assert any(one.get("stream") for one in server.sent)
         assert len(server.labels) > 2, "later versions were installed"
+    told = read_metrics(run.workdir, "rl")
+    installs = sum(line.get("weights/engine_installs", 0.0) for line in told)
+    assert 2 < installs <= sum(len(server.labels) for server in begun)
+    spent = sum(line.get("weights/engine_install_secs", 0.0) for line in told)
+    assert 0.0 < sum(line.get("weights/engine_paused_secs", 0.0) for line in told) <= spent
 
 
 def test_a_server_that_dies_and_comes_back_costs_tokens_but_no_group(memory_runs, servers):

@@ -18,7 +18,7 @@ from rl_sync.messages.call import request_number
 from rl_sync.messages.master_calls import AskLease, HandInEvaluation, Report, moment_of
 from rl_sync.messages.run_result import RunResult
 from rl_sync.records.chaos_windows import SYNC
-from rl_sync.records.run_totals import draft_counts
+from rl_sync.records.run_totals import draft_counts, install_counts
 from rl_sync.records.spans import SpanKind
 from rl_sync.roles.evaluation.evaluator import await_evaluations
 from rl_sync.roles.evaluation.pinned_evaluations import EvaluationsBeside
@@ -313,6 +313,13 @@ class ExplorerLoop:
         if stats.drafted_tokens and self.session.leads:
             counts = draft_counts(
                 sampled=tokens, drafted=stats.drafted_tokens, accepted=stats.accepted_tokens
+            )
+            self.session.spans.count(counts)
+        if stats.installs and self.session.leads:
+            counts = install_counts(
+                installs=stats.installs,
+                install_secs=stats.install_secs,
+                paused_secs=stats.paused_secs,
             )
             self.session.spans.count(counts)
         if stats.differing_tokens:

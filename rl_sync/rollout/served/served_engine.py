@@ -188,9 +188,14 @@ class ServedEngine(RolloutEngine):
         if not self._is_checked:
             self._installation.check_engine()
             self._is_checked = True
-        install = self._installation.install
+        began, install = time.monotonic(), self._installation.install
         self._installed = install(self._go_on) if goes_on else install()
         self._label = self._installed.label
+        self._counted += Stats(
+            installs=1,
+            install_secs=time.monotonic() - began,
+            paused_secs=self._installed.paused_secs,
+        )
 
     def submit(self, requests: Sequence[CompletionRequest]) -> list[int]:
         """See `RolloutEngine`."""
