@@ -1,6 +1,6 @@
 """Decoding with drafts and without, in turns, on texts that repeat themselves.
 
-    python benchmarks/speculation.py [--draft_tokens=4] [--rounds=3] [--clock=cpu]
+    python benchmarks/speculation.py [--draft_tokens=4] [--rounds=3] [--clock=cpu] [--seed=0]
     python benchmarks/speculation.py --model=DIRECTORY [--prompts=4] [--tokens=64]
 
 Four kinds of texts: arithmetic, JSON, copies of long passages, and calls of tools. A toy model is
@@ -109,11 +109,11 @@ class Subject(NamedTuple):
     shots: int
 
 
-def toy(steps: int) -> Subject:
+def toy(steps: int, seed: int) -> Subject:
     """Trains the toy model on texts of all kinds."""
-    params = jax.jit(init_params, static_argnums=0)(TOY, jax.random.key(0))
+    params = jax.jit(init_params, static_argnums=0)(TOY, jax.random.key(seed))
     optimizer = optax.adam(2e-3)
-    rng, kinds = random.Random(1), [*KINDS.values()]
+    rng, kinds = random.Random(f"training {seed}"), [*KINDS.values()]
 
     def loss(params: Params, rows: jax.Array) -> jax.Array:
         scores = logits(TOY, params, hidden_states(TOY, params, rows[:, :-1]))
@@ -145,9 +145,9 @@ def checkpoint(directory: Path) -> Subject:
     return Subject(config, params, lambda text: tokenizer.encode(text).ids, 2)
 
 
-def prompts(subject: Subject, kind: str, count: int, number: int) -> list[np.ndarray]:
+def prompts(subject: Subject, kind: str, count: int, number: int, seed: int) -> list[np.ndarray]:
     """Writes prompts of a kind of text; those of other numbers, up to 9, begin differently."""
-    rng, make = random.Random(2), KINDS[kind]
+    rng, make = random.Random(f"prompts {seed}"), KINDS[kind]
     found = []
     for _ in range(count):
         shots = "".join("".join(make(rng)) for _ in range(subject.shots))
@@ -173,12 +173,13 @@ class Measured(NamedTuple):
 
 
 def complete(
-    made: Engine, asked: Sequence[np.ndarray], seed: int, tokens: int, clock: str
+    made: Engine, asked: Sequence[np.ndarray], seed: tuple[int, ...], tokens: int, clock: str
 ) -> Measured:
     """Completes prompts."""
     sampling = Sampling(tokens, ())
     requests = [
-        CompletionRequest(prompt, sampling, GROUP_SIZE, (seed, i)) for i, prompt in enumerate(asked)
+        CompletionRequest(prompt, sampling, GROUP_SIZE, (*seed, i))
+        for i, prompt in enumerate(asked)
     ]
     before, began = made.stats, CLOCKS[clock]()
     found = [one for group in made.generate(requests) for one in group]
@@ -219,8 +220,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=3, help="at most 9")
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
+    parser.add_argument("--seed", type=int, default=0, help="of weights, texts and draws")
     arguments = parser.parse_args()
-    subject = checkpoint(arguments.model) if arguments.model else toy(arguments.steps)
+    seed = arguments.seed
+    subject = checkpoint(arguments.model) if arguments.model else toy(arguments.steps, seed)
     slots = GROUP_SIZE * arguments.prompts
     print("| text | tokens a step | drafts drawn | speed, x | same tokens |")
     print("|---|---|---|---|---|")
@@ -231,12 +234,12 @@ def main() -> None:
     for kind in KINDS:
         rounds = []
         for number in range(arguments.rounds + 1):
-            asked = prompts(subject, kind, arguments.prompts, number)
+            asked = prompts(subject, kind, arguments.prompts, number, seed)
             given = functools.partial(
                 complete, asked=asked, tokens=arguments.tokens, clock=arguments.clock
             )
             epochs = [
-                [given(made, seed=10 * number + epoch) for made in engines] for epoch in (1, 2)
+                [given(made, seed=(seed, number, epoch)) for made in engines] for epoch in (1, 2)
             ]
             rounds.append(epochs)
         del rounds[0]  # It compiled.
