@@ -172,6 +172,13 @@ OF_README = {
 
 # Processes start slowly, and other runs, or tests of teams and of transfers, go these ways.
 NIGHTLY = {
+    "synchronous by checkpoint",
+    "synchronous by checkpoint, what changed",
+    "synchronous, interval 2",
+    "one step off-policy, episodes by checkpoint",
+    "one step off-policy, in few slots",
+    "one step off-policy, judged in parts",
+    "custom (2, 3) by checkpoint",
     "synchronous, episodes",
     "synchronous, in few slots",
     "synchronous, judged in parts",

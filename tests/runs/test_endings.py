@@ -71,7 +71,7 @@ def test_a_program_that_loses_one_of_its_processes_is_lost(started, victim, mode
 
 @pytest.mark.parametrize(
     ("mode", "number"),
-    [("asynchronous", 1), pytest.param("multi_explorer", 2, marks=pytest.mark.gate)],
+    [("asynchronous", 1), pytest.param("multi_explorer", 2, marks=pytest.mark.nightly)],
 )
 def test_a_dead_explorer_costs_its_leases_and_is_started_again(started, mode, number):
     process, workdir = started(f"--config.sync.mode={mode}", "--config.launch.restarts=1")

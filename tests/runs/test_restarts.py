@@ -130,7 +130,7 @@ def test_an_exact_run_comes_to_the_same_bits_whoever_died(started, runs, victim,
         pytest.param(
             "trainer",
             flags("one_step_off_policy", transfer="server"),
-            marks=pytest.mark.gate,
+            marks=pytest.mark.nightly,
             id="the trainer, by server",
         ),
         *(
@@ -197,7 +197,7 @@ def test_a_trainer_goes_on_from_the_snapshot_in_memory(started, runs, given):
     "given",
     [
         pytest.param(
-            flags("asynchronous", transfer="checkpoint"), marks=pytest.mark.gate, id="checkpoint"
+            flags("asynchronous", transfer="checkpoint"), marks=pytest.mark.nightly, id="checkpoint"
         ),
         *(
             pytest.param(given, marks=pytest.mark.nightly, id=name)

@@ -165,7 +165,7 @@ def test_a_run_that_goes_on_after_a_crash_has_each_step_and_each_lease_once(star
         pytest.param(
             signal.SIGKILL,
             modes("one_step_off_policy", transfer="server"),
-            marks=pytest.mark.gate,
+            marks=pytest.mark.nightly,
             id="killed, one step off-policy by server",
         ),
         *(

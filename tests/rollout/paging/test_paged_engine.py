@@ -106,7 +106,7 @@ def test_interrupted_sequences_continue_with_the_same_tokens(pages, kv_offload_b
     assert made._batch.pages.used == 0
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_the_youngest_sequences_are_interrupted():
     made = engine(pages=WIDTH + 2)
     long = Sampling(max_new_tokens=120, stop_ids=(), greedy=True)
@@ -177,7 +177,7 @@ def test_later_requests_begin_with_the_pages_of_a_known_prefix():
     assert_equal(found, engine().generate(again), atol=1e-5)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_completions_of_one_request_alone_share_pages_if_others_may_not():
     made = engine(pages=4 * WIDTH, reuses_prefixes=False)
     asked = CompletionRequest(prompt(100), GREEDY, 2, (0,))
@@ -220,6 +220,7 @@ def test_prefixes_of_older_weights_are_never_used_again(cache):
 
 
 @pytest.mark.gate
+@pytest.mark.samples(gate=("recompute",))
 @pytest.mark.parametrize("cache", ["keep", "recompute"])
 def test_new_weights_in_flight_give_what_they_give_without_pages(cache):
     def swapped(pages):
@@ -296,7 +297,7 @@ def test_nothing_compiles_again_when_weights_and_requests_change():
     assert [program._cache_size() for program in programs] == compiled
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.parametrize("kv_offload_bytes", [0, 1 << 20])
 def test_an_engine_with_pages_needs_no_program_that_is_not_listed(kv_offload_bytes):
     made = engine(pages=WIDTH, kv_offload_bytes=kv_offload_bytes, cache="recompute")

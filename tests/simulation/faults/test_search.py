@@ -36,7 +36,7 @@ def first_of_commit():
     "count",
     [
         60,
-        pytest.param(2_000, marks=pytest.mark.gate),
+        pytest.param(600, marks=pytest.mark.gate),
         pytest.param(10_000, marks=pytest.mark.nightly),
     ],
 )
