@@ -147,6 +147,7 @@ def test_a_pair_is_made_of_trajectories_that_could_be_judged():
     np.testing.assert_array_equal(_with_lengths("pair", rewards, lengths, 4), [0, 0, 1, -1])
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", sorted(OF_JUDGED))
 def test_where_all_could_be_judged_lengths_change_no_bit(name):
     for size in (3, 7, 8):

@@ -93,6 +93,7 @@ def test_returns_of_replies_by_hand_where_a_row_has_two_trajectories():
     np.testing.assert_array_equal(of_turns(rewards, mask, 1.0, 2, sequences), [7, 8])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("field", ["advantages", "returns"])
 def test_sequences_in_one_row_do_not_see_each_other(field):
     value, mask, sequences = packed(VALUE, fill=9.0)

@@ -128,6 +128,7 @@ def _check_command_line(example, folder):
             target(given[name])
 
 
+@pytest.mark.gate
 def test_a_command_line_is_valid(subtests, tmp_path):
     for example in commands():
         with subtests.test(str(example)):

@@ -331,6 +331,7 @@ def test_the_returns_of_a_segment_are_its_own_turns_and_the_outcome(discount, tu
             np.testing.assert_array_equal(np.asarray(weights)[mask], 1)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["gae", "n_step", "reinforce_pp"])
 def test_a_segment_has_the_advantages_of_an_episode_of_its_own(name):
     """The two segments of the first episode are one trajectory, or two with the same outcome."""
@@ -416,6 +417,7 @@ def _of_judged(
     return weights, metrics
 
 
+@pytest.mark.gate
 def test_a_completion_that_could_not_be_judged_moves_no_advantage(subtests):
     """The mean of 1, 0, 0 is ⅓ and their variance ⅓; over their 6 tokens it is ⅙, and so is the
     variance of rewards and of deviations.

@@ -41,6 +41,7 @@ def _rl(updates, **fields):
     return _moved(rl_optimizer(dataclasses.replace(CONFIG, **fields), updates), updates)
 
 
+@pytest.mark.nightly
 def test_the_warmup_gives_each_update_its_share_and_no_update_is_lost():
     np.testing.assert_allclose(_rl(6, warmup_updates=4), [0.1, 0.2, 0.3, 0.4, 0.4, 0.4], rtol=1e-4)
     np.testing.assert_allclose(_rl(3), [0.4] * 3, rtol=1e-4)

@@ -95,6 +95,7 @@ def test_the_spread_of_scores_is_that_of_all_trajectories_and_0_if_they_are_equa
         assert (described["reward_mean"], described["reward_std"]) == (score, 0)
 
 
+@pytest.mark.nightly
 def test_a_tie_is_right_by_half():
     known, _ = pairs.prepare(_batch("padded"))
     _, metrics = pairs.pair_loss(jnp.ones((8, T)), known, 4)

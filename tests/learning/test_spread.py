@@ -121,12 +121,14 @@ def test_groups_of_equal_rewards_have_no_advantages(dtype, group_size, drawn):
     assert not np.asarray(found, np.float32).any()
 
 
+@pytest.mark.nightly
 @settings(max_examples=150, deadline=None)
 @given(types, level)
 def test_nothing_is_left_of_a_batch_of_equal_rewards_that_is_whitened(dtype, drawn):
     assert_nothing(BATCHES(np.full(B, drawn).astype(dtype)))
 
 
+@pytest.mark.gate
 @settings(max_examples=50, deadline=None)
 @given(types, level)
 def test_no_named_algorithm_learns_from_equal_rewards(dtype, drawn):

@@ -187,6 +187,7 @@ def test_decoded_and_scored_tokens_have_the_same_log_probabilities_to_the_bit(na
     np.testing.assert_array_equal(recorded(found), scored(config, found, packed=True))
 
 
+@pytest.mark.nightly
 def test_without_it_some_bits_differ_and_nothing_else():
     config = dataclasses.replace(CONFIG, batch_invariant=False)
     found = decoded(config)

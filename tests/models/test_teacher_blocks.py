@@ -141,6 +141,7 @@ def test_the_best_tokens_and_their_tail_are_those_of_enumeration(logits_bytes):
     np.testing.assert_allclose(gradient.kernel, by_kernel, rtol=1e-4, atol=5e-6)
 
 
+@pytest.mark.nightly
 def test_the_divergence_of_more_tokens_is_nearer_to_that_of_all():
     given = _drawn()
     exact = _kl(*given[:2])[0]

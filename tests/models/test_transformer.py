@@ -234,6 +234,7 @@ def test_a_sliding_layer_sees_its_window_and_no_more():
     np.testing.assert_array_equal(before[5:], after[5:])
 
 
+@pytest.mark.gate
 def test_each_token_goes_through_its_own_experts_alone():
     config = tiny.VARIANTS["experts"]
     params = tiny.params(config)

@@ -30,6 +30,7 @@ def test_a_run_s_own_pace_comes_out(tmp_path, mode):
     assert predicted == pytest.approx(took, rel=0.12)
 
 
+@pytest.mark.gate
 def test_other_modes_are_faster_than_the_synchronous_one(tmp_path):
     record(tmp_path, run_settings("synchronous"), true_work())
     found = {mode: paces(tmp_path, mode, "synchronous")[1] for mode in MODES}

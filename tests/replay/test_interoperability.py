@@ -36,6 +36,7 @@ def test_reads_what_the_official_client_wrote_as_the_official_client_does(served
     assert ours.priority == theirs[str(ours.key)]["priority"]
 
 
+@pytest.mark.gate
 def test_undoes_delta_encoding_over_chunks_and_slices(served, official):
     official.ask(served.address, "write", table="uniform", case="delta")
     [sample] = served.replay.sample("uniform", timeout_secs=5)

@@ -367,6 +367,7 @@ def test_a_stop_string_ends_a_completion_after_the_token_that_completes_it(chunk
     assert 0 < stopped < len(free)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("stops", [(), ("cch", "ee")])
 def test_each_sampled_token_is_finished_in_flight_or_after_a_stop_string(stops):
     engine = _engine(

@@ -158,12 +158,11 @@ APART = {
     "synchronous, interval 4, two explorers",
 }
 
-# Each mode, each transfer, an environment, streaming, and a team of processes with Reverb.
+# Each mode, two transfers, an environment, and streaming.
 OF_README = {
     "synchronous",
     "synchronous by server",
     "one step off-policy, episodes",
-    "one step off-policy, in teams",
     "custom (2, 3) by server",
     "asynchronous",
     "asynchronous, streaming",

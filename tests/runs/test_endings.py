@@ -69,6 +69,7 @@ def test_a_program_that_loses_one_of_its_processes_is_lost(started, victim, mode
     assert saved or victim == "trainer/1", "the trainer is whole and has not saved"
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("mode", "number"),
     [("asynchronous", 1), pytest.param("multi_explorer", 2, marks=pytest.mark.nightly)],

@@ -29,6 +29,7 @@ def check(run):
     assert "No evaluation" not in run.output
 
 
+@pytest.mark.gate
 def test_an_explorer_evaluates_the_versions_asked_for_while_it_rolls_out(memory_runs):
     run = memory_runs(*flags("asynchronous"), EVERY)
     check(run)

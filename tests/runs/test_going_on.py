@@ -73,7 +73,7 @@ def assert_it_drew_what_was_left(run, whole, rollouts, least_given):
     assert sum(given > 0 for _, given in rollouts(run).values()) >= least_given
 
 
-@pytest.mark.samples("synchronous", gate=("one step off-policy",))
+@pytest.mark.samples(gate=("synchronous",))
 @pytest.mark.parametrize("name", EXACT)
 def test_an_exact_run_has_the_same_tokens_and_draws_none_again_that_were_told(memory_runs, name):
     run = memory_runs(*EXACT[name], *KEEPING, deaths=DEATHS)

@@ -57,6 +57,7 @@ def test_an_exact_mode_trains_on_the_version_of_the_formula(memory_runs, name):
     assert run.staleness == [{staleness} for staleness in STALENESS[name]]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", ["synchronous", "one step off-policy"])
 def test_it_has_the_bits_of_a_run_over_sockets(memory_runs, runs, name, seed):

@@ -235,6 +235,7 @@ def test_a_machine_without_the_secret_is_told_how_to_give_it(place):
     assert "RL_SYNC_SECRET must have at least 64 characters, and has 0" in told
 
 
+@pytest.mark.gate
 def test_a_run_without_a_machine_that_it_awaits_ends_with_the_reason(place):
     run = place.launch(
         "--config.sync.mode=asynchronous",

@@ -26,7 +26,7 @@ def _figures(run):
     )
 
 
-@pytest.mark.samples("synchronous")
+@pytest.mark.samples(gate=("synchronous",))
 @pytest.mark.parametrize("mode", [*EXACT, *LATEST])
 def test_the_sampler_is_the_policy_where_nothing_is_stale(memory_runs, mode):
     run = memory_runs(*(EXACT | LATEST)[mode], *TOPK, *FEW, *REINFORCE)

@@ -23,7 +23,7 @@ FROZEN = ("--config.model.vision.trains_tower=false",)
 SMALL_FEATURES = ("--config.model.vision.embed_dim=16", *FROZEN)
 
 
-@pytest.mark.samples("synchronous with pixels", gate=())
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("mode", "more"),
     [

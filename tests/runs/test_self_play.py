@@ -93,6 +93,7 @@ class Unfair(Nim):
         return Outcome({}, standings=tuple(Standing({"score": float(one)}) for one in scores))
 
 
+@pytest.mark.nightly
 def test_each_game_is_compared_with_those_of_its_seat_in_the_batch(memory_runs):
     run = memory_runs(
         *GAME,

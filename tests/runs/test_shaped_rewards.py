@@ -31,6 +31,7 @@ def _scores(run):
     return outcomes, scores
 
 
+@pytest.mark.nightly
 def test_a_filter_on_the_outcome_replaces_groups_that_differ_by_their_form_alone(memory_runs):
     run = memory_runs(*FILTERED)
     outcomes, scores = _scores(run)

@@ -85,6 +85,7 @@ def damage(path):
     path.write_bytes(content)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(("source", "target"), [(ONE, ONE), (ROWS, COLUMNS), (ONE, COLUMNS)])
 def test_versions_arrive_to_the_bit_first_whole_then_as_changes(tmp_path, source, target):
     with publishing(tmp_path, source, target) as publish, pulling(tmp_path, target) as puller:

@@ -460,6 +460,7 @@ def test_silent_connections_lock_nobody_out():
         policy.halted.set()
 
 
+@pytest.mark.nightly
 def test_silent_connections_lock_nobody_out_where_few_files_may_be_open(tmp_path):
     """As many as the system lets a process open; the default limit is often 1,024."""
     script = """

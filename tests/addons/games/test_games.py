@@ -178,6 +178,7 @@ def test_a_policy_plays_each_seat_of_a_game_of_two(arena):
         assert [text for _, _, text in outcome.played or texts[-1:]]
 
 
+@pytest.mark.nightly
 def test_each_seat_of_a_game_is_shown_what_is_its_own(arena):
     texts, outcome = seated(arena, "KuhnPoker-v0", 0, "self", listed)
     cards = {player: re.findall(r"Your card is: '(\w)'", text) for player, _, text in texts[:2]}

@@ -92,6 +92,7 @@ def test_a_right_answer_is_right_on_a_busy_machine(monkeypatch):
     assert judged.components == {"limit_spent": 0.0, "machine_busy": 0.0}
 
 
+@pytest.mark.gate
 def test_an_answer_that_got_no_processor_is_unknown_and_one_that_used_it_up_is_wrong(monkeypatch):
     judged = _judged(monkeypatch, 30.0, r"\frac{1}{\sqrt{2}}", limit_secs=0.05)
     assert judged.score is None

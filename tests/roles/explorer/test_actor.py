@@ -218,6 +218,7 @@ def test_a_rollout_takes_new_leases_beside_what_is_unfinished():
     _assert_same(late[-1], EXPLORER.rollout(STATE, [new])[1][0], atol=1e-6)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("cache", ["keep", "recompute"])
 def test_what_is_unfinished_goes_on_with_the_weights_of_the_next_rollout(cache):
     engine = _engine(chunk_tokens=2, cache=cache)

@@ -185,6 +185,7 @@ def test_a_game_that_begins_again_begins_with_all_its_players():
     assert made.engine.held == ()
 
 
+@pytest.mark.gate
 def test_each_sampled_token_is_in_an_episode_an_opponents_or_in_a_failed_attempt():
     made, played = players(environment="Talk(fails=True)", slots=4), []
     # Games of other problems fail as in any test, whichever runs first.

@@ -136,6 +136,7 @@ def _run(tmp_path, **fields):
     return str(tmp_path / "run")
 
 
+@pytest.mark.nightly
 def test_a_run_with_other_characters_is_refused(tmp_path):
     path = _run(tmp_path, task__name="school", sft__steps=0)
     settings = settings_with(

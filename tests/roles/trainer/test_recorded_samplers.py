@@ -109,6 +109,7 @@ def assert_recorded(rows, found):
     assert (found[~there] <= NEVER).all()
 
 
+@pytest.mark.gate
 def test_the_trainer_computes_the_recorded_distributions():
     rows = rows_of("nucleus", BEST)
     assert_recorded(rows, computed("nucleus", rows))

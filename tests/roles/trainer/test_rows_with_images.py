@@ -236,6 +236,7 @@ def test_places_for_tiles_grow_in_few_sizes():
     assert [tile_places(n, 3) for n in (1, 3, 4, 9, 12, 13)] == [3, 3, 6, 9, 12, 18]
 
 
+@pytest.mark.nightly
 def test_a_group_with_images_passes_through_the_columns_of_a_replay_item():
     (group, *_, text) = groups_of()[0], groups_of()[2]
     again = Group.from_columns(group.to_columns())

@@ -9,6 +9,7 @@ from rl_sync.types import Demonstrations
 from tests.roles.trainer.training import assert_close, batch_of, fresh_state_of, trainer_of
 
 
+@pytest.mark.gate
 def test_sft_learns_the_demonstrations_and_counts_no_step():
     trainer = trainer_of()
     state, batch = fresh_state_of(trainer), batch_of()

@@ -279,6 +279,7 @@ def test_prompts_with_images_are_completed_alike():
     assert drafts.stats.accepted_tokens > 0
 
 
+@pytest.mark.gate
 def test_given_tokens_are_read_several_at_once():
     engine = make_engine(chunk_tokens=4)
     greedy = dataclasses.replace(LONG, max_new_tokens=4, greedy=True)
@@ -296,6 +297,7 @@ def test_given_tokens_are_read_several_at_once():
     assert work.steps <= 3 + 4
 
 
+@pytest.mark.nightly
 def test_a_chunk_ends_when_a_sequence_has_its_tokens():
     engine = make_engine(slots=16, chunk_tokens=6)
     engine.submit(requests())

@@ -85,6 +85,7 @@ def test_asynchronous_runs_are_as_fast_as_their_slower_side_or_as_their_bound(
     assert pace(plan, work) == pytest.approx(expected, rel=0.01)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(("rollout", "train", "pull"), TIMES)
 @pytest.mark.parametrize(("interval", "offset"), [(1, 2), (2, 1), (3, 2), (4, 4)])
 def test_custom_schedules_follow_the_same_form(rollout, train, pull, interval, offset):

@@ -302,6 +302,7 @@ def test_steps_with_compilation_do_not_count():
         step_secs(simulate(with_steps(plan_with(), 1), work_with()))
 
 
+@pytest.mark.gate
 @settings(deadline=None, max_examples=60)
 @given(
     interval=st.integers(1, 3),

@@ -52,6 +52,7 @@ def settings_with(tmp_path, **fields):
     return read_settings(config.to_dict())
 
 
+@pytest.mark.gate
 def test_code_and_data_that_the_config_names_are_sent_and_found_there(tmp_path, here):
     reward = "exact_match + own.py:score"
     resolve("own.py:score")  # As the check of the config does.
@@ -129,6 +130,7 @@ def test_hidden_files_and_the_work_directory_are_not_sent(tmp_path, here):
     assert not places & {f"code/{name}" for name in unsent}
 
 
+@pytest.mark.nightly
 def test_a_teacher_and_the_secret_of_its_server_are_not_sent(tmp_path, here):
     (here / "teacher.secret").write_text("x")
     one = settings_with(tmp_path, algorithm__name="on_policy_distillation", teacher__path=str(QWEN))
