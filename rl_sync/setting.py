@@ -8,6 +8,7 @@ command line and the page of settings (`sections`) are derived from them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
@@ -145,18 +146,29 @@ class Section(NamedTuple):
 
     name: str
     meaning: str
-    entries: list[SettingEntry]
+    entries: tuple[SettingEntry, ...]
 
 
-def sections(record: type, name: str = "", about: Setting | None = None) -> Iterator[Section]:
-    """Yields a record as a section, then its nested sections, in the order of their fields.
+@functools.cache
+def field_types(record: type) -> Mapping[str, Any]:
+    """Returns the types of a record's fields by their names."""
+    return typing.get_type_hints(record)
+
+
+@functools.cache
+def sections(record: type) -> tuple[Section, ...]:
+    """Returns a record as a section, then its nested sections, in the order of their fields."""
+    return tuple(_sections(record, "", Setting("")))
+
+
+def _sections(record: type, name: str, about: Setting) -> Iterator[Section]:
+    """Yields a record as a section, then its nested sections.
 
     Args:
       name: name of the record in the config.
       about: the description of the field that holds it.
     """
-    about = about or Setting("")
-    kinds = typing.get_type_hints(record)
+    kinds = field_types(record)
     entries: list[SettingEntry] = []
     inner: list[tuple[type, str, Setting]] = []
     for field in dataclasses.fields(record):
@@ -172,9 +184,9 @@ def sections(record: type, name: str = "", about: Setting | None = None) -> Iter
         else:
             default = None if rule.implied else field.default
             entries.append(SettingEntry(path, _without_none(kind), default, rule))
-    yield Section(name, about.meaning, entries)
+    yield Section(name, about.meaning, tuple(entries))
     for one in inner:
-        yield from sections(*one)
+        yield from _sections(*one)
 
 
 def _without_none(kind: Any) -> type:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rl_sync.setting import field_types
 from rl_sync.settings.renamed import new_name
 from rl_sync.spelling import nearest, question
 
@@ -70,7 +71,7 @@ def build(cls: type[T], values: ConfigValues, path: str) -> T:
     """
     if not isinstance(values, Mapping):
         raise ConfigError(f"{path} must be a section, not {values!r}.")
-    hints = typing.get_type_hints(cls)
+    hints = field_types(cls)
     names = [field.name for field in dataclasses.fields(cls)]
     for name in values:
         if name not in names:

@@ -87,7 +87,7 @@ def page() -> str:
 def _matching(words: list[str]) -> Iterator[Section]:
     """Yields the sections with settings that match all words, without their other settings."""
     for section in sections(RunSettings):
-        entries = [entry for entry in section.entries if _has(entry, words)]
+        entries = tuple(entry for entry in section.entries if _has(entry, words))
         if entries:
             yield section._replace(entries=entries)
 
