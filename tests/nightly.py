@@ -1,13 +1,14 @@
-"""The nightly tests in parts, of which `.ci/run` runs one each time.
+"""The nightly tests in parts, and those of the gate, of which `.ci/run` runs one part each time.
 
     python -m tests.nightly                    # runs the part of the newest commit
     python -m tests.nightly --part=3           # another part
     python -m tests.nightly --plan             # prints all parts, and those of the last commits
+    python -m tests.nightly --tier=gate        # the same for the tests of the gate
     python -m pytest -m nightly                # runs all parts
 
-A part has whole files, and takes about `PART_SECS` by `tests/measured_secs.json`, on a busy machine
-up to three times as long. A file that takes longer than `PIECE_SECS` is cut into pieces. The
-commits of the main branch are counted in rounds, of as many commits as there are parts. Within a
+A part has whole files, and takes about `Tier.part_secs` by `tests/measured_secs.json`, on a busy
+machine up to three times as long. A nightly file that takes longer than `Tier.piece_secs` is cut
+into pieces. The commits of the main branch are counted in rounds, of as many commits as there are parts. Within a
 round each commit takes a part that no earlier one has, by its hash. So the commits of a round cover
 all parts, and runs of commits that are far apart take parts at random.
 
@@ -29,18 +30,32 @@ from typing import NamedTuple
 
 from tests import measured_secs
 
-PART_SECS = 200.0
-PIECE_SECS = 180.0
 UNMEASURED_SECS = 60.0
 PROCESSES = 3
 """Processes that run tests side by side, as where the seconds were measured."""
 ROOT = Path(__file__).resolve().parents[1]
-_MARK = "mark.nightly"
 _FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 
 
+class Tier(NamedTuple):
+    """Tests that are run in parts.
+
+    Attributes:
+      mark: their marker.
+      part_secs: seconds of a part.
+      piece_secs: maximum seconds of a piece of a file.
+    """
+
+    mark: str
+    part_secs: float
+    piece_secs: float
+
+
+TIERS = {tier.mark: tier for tier in (Tier("nightly", 200.0, 180.0), Tier("gate", 400.0, math.inf))}
+
+
 class Piece(NamedTuple):
-    """Nightly tests of a file: every `total`-th of its cases, from that with the number on."""
+    """Tests of a file: every `total`-th of its cases, from that with the number on."""
 
     path: str
     number: int = 0
@@ -51,22 +66,22 @@ class Piece(NamedTuple):
         return self.path if whole else f"{self.path}, piece {self.number + 1} of {self.total}"
 
 
-def pieces() -> dict[Piece, float]:
-    """Returns the files with nightly tests, long ones in pieces, and the seconds of each."""
-    measured = measured_secs.read("nightly")
+def pieces(tier: Tier) -> dict[Piece, float]:
+    """Returns the files with tests of a tier, long ones in pieces, and the seconds of each."""
+    measured = measured_secs.read(tier.mark)
     found: dict[Piece, float] = {}
     for file in sorted((ROOT / "tests").rglob("test_*.py")):
-        if _MARK in (text := file.read_text()) or "samples(" in text:
+        if f"mark.{tier.mark}" in (text := file.read_text()) or "samples(" in text:
             path = file.relative_to(ROOT).as_posix()
             secs = measured.get(path, UNMEASURED_SECS)
-            count = max(1, math.ceil(secs / PIECE_SECS))
+            count = max(1, math.ceil(secs / tier.piece_secs))
             found |= {Piece(path, number, count): secs / count for number in range(count)}
     return found
 
 
-def parts(secs: dict[Piece, float]) -> list[list[Piece]]:
+def parts(secs: dict[Piece, float], part_secs: float) -> list[list[Piece]]:
     """Divides pieces into parts of nearly equal length, the longest first."""
-    count = max(1, math.ceil(sum(secs.values()) / PROCESSES / PART_SECS))
+    count = max(1, math.ceil(sum(secs.values()) / PROCESSES / part_secs))
     heap: list[tuple[float, int]] = [(0.0, index) for index in range(count)]
     made: list[list[Piece]] = [[] for _ in range(count)]
     for piece in sorted(secs, key=lambda piece: (-secs[piece], piece)):
@@ -92,10 +107,10 @@ def history() -> list[str]:
     return subprocess.check_output(command, cwd=ROOT, text=True).split()
 
 
-def run(made: Sequence[Piece]) -> int:
+def run(made: Sequence[Piece], mark: str) -> int:
     """Runs a part; tries tests that fail once more. Returns the exit status."""
     _FAILED.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-m", "nightly"]
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-m", mark]
     cut = [f"--piece={one.path}:{one.number}/{one.total}" for one in made if one.total > 1]
     paths = dict.fromkeys(one.path for one in made)
     # Their seconds are those of files side by side.
@@ -109,7 +124,7 @@ def run(made: Sequence[Piece]) -> int:
     again = subprocess.call([*command, "--numprocesses=0", *failed], cwd=ROOT)
     if again:
         ids = " ".join(f"'{one}'" for one in failed)
-        print(f"\nTo repeat it: python -m pytest --numprocesses=0 -m nightly {ids}")
+        print(f"\nTo repeat it: python -m pytest --numprocesses=0 -m {mark} {ids}")
     return again
 
 
@@ -130,18 +145,20 @@ def main() -> int:
     """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--part", type=int, help="the part to run, in place of the newest commit's")
+    parser.add_argument("--tier", choices=TIERS, default="nightly", help="which tests")
     parser.add_argument("--plan", action="store_true", help="print the parts, and run nothing")
     arguments = parser.parse_args()
-    secs = pieces()
-    made = parts(secs)
+    tier = TIERS[arguments.tier]
+    secs = pieces(tier)
+    made = parts(secs, tier.part_secs)
     if arguments.plan:
         show_plan(made, secs)
         return 0
     part = part_of(history(), len(made)) if arguments.part is None else arguments.part
     if part not in range(len(made)):
         parser.error(f"--part={part}: there are parts 0 to {len(made) - 1}.")
-    print(f"Part {part} of {len(made)} of the nightly tests.", flush=True)
-    return run(made[part])
+    print(f"Part {part} of {len(made)} of the {tier.mark} tests.", flush=True)
+    return run(made[part], tier.mark)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The nightly tests' parts: all tests are in one, and a round of commits covers them."""
+"""The parts of the nightly tests and of the gate's: all tests are in one, and a round of commits covers them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from tests import nightly, tiers
 from tests.nightly import Piece
 
+NIGHTLY, GATE = nightly.TIERS["nightly"], nightly.TIERS["gate"]
 SECS = {Piece(f"tests/test_{number}.py"): float(number % 90 + 5) for number in range(100)}
 
 
@@ -22,12 +23,12 @@ def commits(seed: int, count: int) -> list[str]:
 def test_parts_have_every_piece_once_and_are_about_equally_long(seed):
     drawn = random.Random(seed)
     secs = SECS | {
-        Piece("tests/more.py", n, 20): drawn.uniform(1, nightly.PIECE_SECS) for n in range(20)
+        Piece("tests/more.py", n, 20): drawn.uniform(1, NIGHTLY.piece_secs) for n in range(20)
     }
-    made = nightly.parts(secs)
+    made = nightly.parts(secs, NIGHTLY.part_secs)
     assert sorted(piece for part in made for piece in part) == sorted(secs)
     took = [sum(secs[piece] for piece in part) / nightly.PROCESSES for part in made]
-    assert max(took) <= nightly.PART_SECS * 1.1
+    assert max(took) <= NIGHTLY.part_secs * 1.1
     assert max(took) - min(took) <= 100
 
 
@@ -47,13 +48,22 @@ def test_a_clone_without_history_takes_the_part_of_its_hash():
 
 
 def test_every_file_with_a_nightly_test_is_in_a_part_and_a_long_one_in_pieces():
-    named = nightly.pieces()
+    named = nightly.pieces(NIGHTLY)
     paths = {piece.path for piece in named}
     assert {"tests/test_wheel.py", "tests/runs/test_conformance.py"} <= paths
     assert "tests/test_schedule.py" not in paths
     of_restarts = sorted(piece for piece in named if piece.path == "tests/runs/test_restarts.py")
     assert [piece.number for piece in of_restarts] == list(range(of_restarts[0].total))
-    assert all(secs <= nightly.PIECE_SECS for secs in named.values())
+    assert all(secs <= NIGHTLY.piece_secs for secs in named.values())
+
+
+def test_the_gates_tests_are_in_parts_of_whole_files():
+    named = nightly.pieces(GATE)
+    assert {piece.total for piece in named} == {1}
+    assert "tests/runs/test_conformance.py" in {piece.path for piece in named}
+    made = nightly.parts(named, GATE.part_secs)
+    assert 1 < len(made) <= 3, "each is run in every second or third time"
+    assert sorted(piece for part in made for piece in part) == sorted(named)
 
 
 class Item:
