@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from rl_sync.messages.run_status import Alarm
-from rl_sync.records.metric_catalog import EVALUATION, RL, MetricValues, Threshold, thresholds
+from rl_sync.records.metric_catalog import EVALUATION, RL, MetricValues, thresholds
+from rl_sync.records.metric_tables.metric import Threshold
 
 UNPRINTABLE = "unprintable_fraction"
 """The metric of the share of completions with text that cannot be printed."""

@@ -6,7 +6,8 @@ python -m launcher.commands.metric_list > docs/metrics.md
 from __future__ import annotations
 
 from rl_sync.records.alarms import ALARMS
-from rl_sync.records.metric_catalog import METRICS, Metric
+from rl_sync.records.metric_catalog import METRICS
+from rl_sync.records.metric_tables.metric import Metric
 
 _INTRODUCTION = """\
 # All metrics

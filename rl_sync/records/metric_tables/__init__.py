@@ -1,0 +1,1 @@
+"""Tables of the metrics of a run, by subject."""
