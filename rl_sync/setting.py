@@ -156,9 +156,13 @@ def field_types(record: type) -> Mapping[str, Any]:
 
 
 @functools.cache
-def sections(record: type) -> tuple[Section, ...]:
-    """Returns a record as a section, then its nested sections, in the order of their fields."""
-    return tuple(_sections(record, "", Setting("")))
+def sections(record: type, name: str = "") -> tuple[Section, ...]:
+    """Returns a record as a section, then its nested sections, in the order of their fields.
+
+    Args:
+      name: name of the record in the config.
+    """
+    return tuple(_sections(record, name, Setting("")))
 
 
 def _sections(record: type, name: str, about: Setting) -> Iterator[Section]:

@@ -8,9 +8,9 @@
 
 A part has whole files, and takes about `Tier.part_secs` by `tests/measured_secs.json`, on a busy
 machine up to three times as long. A nightly file that takes longer than `Tier.piece_secs` is cut
-into pieces. The commits of the main branch are counted in rounds, of as many commits as there are parts. Within a
-round each commit takes a part that no earlier one has, by its hash. So the commits of a round cover
-all parts, and runs of commits that are far apart take parts at random.
+into pieces. The commits of the main branch are counted in rounds, of as many commits as there are
+parts. Within a round each commit takes a part that no earlier one has, by its hash. So the commits
+of a round cover all parts, and runs of commits that are far apart take parts at random.
 
 A test that fails is tried once more, alone. If it fails again, the command ends with status 1 and
 prints how to repeat it.

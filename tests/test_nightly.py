@@ -1,4 +1,4 @@
-"""The parts of the nightly tests and of the gate's: all tests are in one, and a round of commits covers them."""
+"""The parts of the nightly tests, and of the gate's: a round of commits covers all of them."""
 
 from __future__ import annotations
 
