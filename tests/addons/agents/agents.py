@@ -183,6 +183,20 @@ def calling(row):
         messages += [{"role": "assistant", "content": reply.content}, user(answers)]
 
 
+def claude_code(row):
+    """Lets Claude Code work in an empty directory, and posts what it said at the end."""
+    home = Path(row["home"])
+    more = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1"}
+    words = ["claude", "-p", row["prompt"], "--system-prompt", "Be short.", "--tools", "Bash"]
+    words += ["--allowedTools", "Bash(echo:*)", "--output-format", "json"]
+    environment = {**os.environ, "HOME": str(home), **more}
+    ended = subprocess.run(words, cwd=home, env=environment, capture_output=True, text=True)
+    found = json.loads(ended.stdout)
+    rewards = {"done": float(found["subtype"] == "success")}
+    send("outcome", {"rewards": rewards, "metrics": {"turns": found["num_turns"]}})
+    (home / "said.txt").write_text(found["result"])
+
+
 def bad(row):
     """Sends what a chat template refuses, reads the error, and goes on."""
     import openai

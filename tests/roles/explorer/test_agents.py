@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import re
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -204,6 +205,26 @@ def test_tools_of_an_agent_of_anthropic_are_called_and_answered_in_one_segment(p
     assert ending.turns == 3
     assert text.count("<tool_response>\nnorth\n</tool_response>") == 2
     assert text.count(call) == 2
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not shutil.which("claude"), reason="needs npm's @anthropic-ai/claude-code")
+def test_claude_code_calls_its_tool_and_is_answered_in_one_segment(playing, tmp_path):
+    tokenizer = family("chatml")
+    order = {"command": "echo $((4000 + 711))", "description": "Adds"}
+    call = f'<tool_call>\n{{"name": "Bash", "arguments": {json.dumps(order)}}}\n</tool_call>'
+    drawn = [
+        [*(i for letter in said for i in tokenizer.encode(letter)), tokenizer.eos_ids[0]]
+        for said in (f"I add.\n{call}", "It is 4711.")
+    ]
+    episodes = playing(command("claude_code"), tokenizer, max_tokens=20_000)
+    ending, segments = episodes.play(drawn, "What is 4000 + 711?", home=str(tmp_path))
+    assert (ending.reason, ending.rewards, ending.metrics) == ("done", {"done": 1.0}, {"turns": 2})
+    assert (tmp_path / "said.txt").read_text() == "It is 4711."
+    (segment,) = segments
+    (text,) = episodes.texts(segments)
+    assert "<tool_response>\n4711\n</tool_response>" in text
+    assert [i for i, is_drawn in segment if is_drawn] == [*drawn[0], *drawn[1]]
 
 
 @pytest.mark.gate
