@@ -7,6 +7,7 @@ first. Otherwise each program of several processes forms a cluster of its own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -112,23 +113,42 @@ def role_environment(settings: RunSettings, visible: str | None) -> dict[str, di
     """
     if settings.launch.colocate:
         return {}  # One process has all GPUs, and distributes them itself.
-    ids = [name.strip() for name in (visible or "").split(",") if name.strip()]
     roles = {
         member.name: device_share(settings, member.program)
         for member in members_of(settings)
         if member.name not in settings.launch.elsewhere
     }
-    needed = sum(roles.values())
-    if len(ids) < 2 and needed == len(roles):
-        return {role: {} for role in roles}
+    return shared_out(
+        roles, visible, "The roles of this run", "trainer.mesh, explorer.mesh or explorer.count"
+    )
+
+
+def shared_out(
+    counts: Mapping[str, int], visible: str | None, who: str, settings: str
+) -> dict[str, dict[str, str]]:
+    """Returns additional environment variables of processes, which distribute a machine's GPUs.
+
+    Args:
+      counts: number of GPUs of each process, by its name.
+      visible: see `role_environment`.
+      who: name of all of them in messages.
+      settings: names of the settings that say how many GPUs they need.
+
+    Raises:
+      ConfigError: there are several GPUs, but too few.
+    """
+    ids = [name.strip() for name in (visible or "").split(",") if name.strip()]
+    needed = sum(counts.values())
+    if len(ids) < 2 and needed == len(counts):
+        return {name: {} for name in counts}
     if ids and len(ids) < needed:
-        wanted = ", ".join(f"{role} {count}" for role, count in roles.items())
+        wanted = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise ConfigError(
-            f"The roles of this run need {needed} GPUs ({wanted}), but {VISIBLE}={visible} names"
-            f" {len(ids)}: name more, or lower trainer.mesh, explorer.mesh or explorer.count."
+            f"{who} need {needed} GPUs ({wanted}), but {VISIBLE}={visible} names {len(ids)}: name"
+            f" more, or lower {settings}."
         )
     given: dict[str, dict[str, str]] = {}
-    for role, count in roles.items():
-        given[role] = {VISIBLE: ",".join(ids[:count])} if ids else {}
+    for name, count in counts.items():
+        given[name] = {VISIBLE: ",".join(ids[:count])} if ids else {}
         ids = ids[count:]
     return given

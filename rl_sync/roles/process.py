@@ -39,7 +39,7 @@ def main() -> int:
     # The launcher decides when a role stops; a terminal's Ctrl-C is only for the launcher.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if arguments.lifeline:
-        threading.Thread(target=_end_when_orphaned, name="lifeline", daemon=True).start()
+        threading.Thread(target=end_when_orphaned, name="lifeline", daemon=True).start()
     end_when_exhausted()
     with loading():
         from rl_sync.cluster import compilation_cache
@@ -135,10 +135,11 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _end_when_orphaned() -> None:
+def end_when_orphaned() -> None:
+    """Waits until the launcher closes the standard input, or dies; then ends the process."""
     while os.read(0, 4096):
         pass
-    _log.error("The launcher is gone, so this role ends.")
+    _log.error("The launcher is gone, so this process ends.")
     leave(ORPHANED)
 
 
