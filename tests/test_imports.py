@@ -169,6 +169,7 @@ OFFERED = {
     "role_names",
     "roles.assembly.wiring",
     "roles.exit_status",
+    "roles.process",
     "rollout.engine",
     "rollout.engine_options",
     "rollout.request",
@@ -183,6 +184,7 @@ OFFERED = {
     "thoughts",
     "transfer",
     "types",
+    "weights.digest",
     "workdir",
 }
 """Modules and folders of the core that add-ons may import."""

@@ -807,10 +807,18 @@ _COMMANDS = [
                 "16",
                 type=_FROM_1,
             ),
+            _flag(
+                "samplers",
+                "N",
+                "Processes that hold the base model and only sample, while the server's own trains;"
+                " without them the two take turns.",
+                "0",
+                type=_FROM_0,
+            ),
         ],
         {"--model=checkpoints/SmolLM2-135M": "Serve a checkpoint to this machine."},
         "docs/tinker.md",
-        statuses=_OF_SERVERS,
+        statuses={**_OF_SERVERS, 1: "All samplers were lost; the message says why."},
     ),
     Command(
         "settings",

@@ -23,13 +23,15 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rl_sync.addons.tinker.loss_data import LossDatum
 from rl_sync.addons.tinker.tinker_losses import LOSSES, Options
+from rl_sync.api.loaded_policy import Policy
 from rl_sync.learning.forward import Forward, RowInputs
 from rl_sync.models import lora
-from rl_sync.models.config import ModelConfig
+from rl_sync.models.config import Lora, ModelConfig
 from rl_sync.models.logprobs import next_distribution, next_logprobs
 from rl_sync.models.placement import abstract_params, shardings
 from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
+from rl_sync.models.vocabulary.token_sets import LOGITS_BYTES
 from rl_sync.types import Params
 
 _LEAST_WIDTH = 32
@@ -132,6 +134,12 @@ class AdapterPasses:
     base: Params = dataclasses.field(compare=False)
     batch_tokens: int
     logits_bytes: int
+
+    @classmethod
+    def of_policy(cls, policy: Policy, shape: Lora | None, batch_tokens: int) -> AdapterPasses:
+        """Makes the passes of a policy with adapters of a shape; None for the policy itself."""
+        config = dataclasses.replace(policy.model, lora=shape)
+        return cls(config, policy.params, batch_tokens, LOGITS_BYTES)
 
     @property
     def _forward(self) -> Forward:

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import ClassVar, Protocol
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from rl_sync.addons.tinker import tinker_wire_pb2 as wire
 from rl_sync.addons.tinker.adapter_passes import AdapterPasses
+from rl_sync.addons.tinker.service_bounds import ServiceBounds
 from rl_sync.addons.tinker.tinker_calls import CallRefusedError, SampleCall, SamplingChoice
+from rl_sync.api.loaded_policy import Policy
 from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
@@ -26,13 +29,15 @@ from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.request import CompletionRequest, FinishedCompletion
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.types import Params
+from rl_sync.weights.digest import digest
 
 _MOST_ENGINES = 2
 """Maximum number of engines, each with a cache of its own: one for the base model, and one for
 adapters of a rank."""
 
 
-class AdapterWeights(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class AdapterWeights:
     """Weights to sample with.
 
     Attributes:
@@ -47,6 +52,11 @@ class AdapterWeights(NamedTuple):
     def params(self) -> Params:
         """All parameters."""
         return lora.join(self.adapters, self.passes.base)
+
+    @functools.cached_property
+    def name(self) -> str:
+        """Name that other weights of the same base model do not have: a digest, and the shape."""
+        return f"{digest(self.adapters)} {self.passes.config.lora}"
 
 
 @dataclasses.dataclass(eq=False)
@@ -72,6 +82,29 @@ class SampleOrder:
         return np.array(parts, np.int32)
 
 
+class CompletionSampler(Protocol):
+    """Serves requests for completions: here (`AdapterSampler`), or in other processes.
+
+    Attributes:
+      is_apart: whether it samples while this process computes something else.
+    """
+
+    is_apart: ClassVar[bool]
+
+    @property
+    def is_busy(self) -> bool:
+        """Says whether `step` has something to do."""
+
+    def add(self, order: SampleOrder) -> None:
+        """Adds a request."""
+
+    def step(self) -> None:
+        """Does a part of what there is to do in this process."""
+
+    def close(self) -> None:
+        """Ends what it has started; requests that are unfinished stay so."""
+
+
 class AdapterSampler:
     """Serves requests for completions, one chunk of tokens at a time.
 
@@ -81,6 +114,8 @@ class AdapterSampler:
       eos_ids: ends of sequence.
     """
 
+    is_apart: ClassVar[bool] = False
+
     def __init__(self, layout: Layout, options: EngineOptions, eos_ids: tuple[int, ...]) -> None:
         self._layout, self._options, self._eos_ids = layout, options, eos_ids
         self._waiting: collections.deque[SampleOrder] = collections.deque()
@@ -89,6 +124,21 @@ class AdapterSampler:
         self._loaded: AdapterWeights | None = None
         self._in_flight: dict[int, SampleOrder] = {}
         self._versions = 0
+
+    @classmethod
+    def of_policy(cls, policy: Policy, bounds: ServiceBounds, seed: int = 0) -> AdapterSampler:
+        """Makes the sampler of a policy.
+
+        Args:
+          seed: seed of requests that have none.
+        """
+        options = EngineOptions(
+            slots=bounds.slots,
+            max_length=bounds.length_in(policy.model),
+            decode=policy.tokenizer.decode,
+            seed=seed,
+        )
+        return cls(policy.layout, options, policy.tokenizer.eos_ids)
 
     @property
     def is_busy(self) -> bool:
@@ -121,6 +171,9 @@ class AdapterSampler:
             if len(order.finished) == order.call.num_samples:
                 del self._in_flight[one.ticket]
                 order.done(_outcome(order))
+
+    def close(self) -> None:
+        """See `CompletionSampler`; nothing was started."""
 
     def _start(self) -> None:
         while self._waiting:

@@ -1,8 +1,8 @@
 """The order of calls: each model's calls run in the order of their numbers, whenever they arrive.
 
 A call is accepted at once, and its result is a future. A client may send calls out of order, and
-again if it did not hear the answer. All is one thread's work but for the registry of this module,
-which any thread may use.
+again if it did not hear the answer. One thread does the calls of each kind; any thread may use the
+registry of this module.
 """
 
 from __future__ import annotations
@@ -127,13 +127,22 @@ class CallOrder:
                 self._changed.notify_all()
         return name
 
-    def next(self, timeout_secs: float) -> AcceptedCall | None:
-        """Returns the next call whose turn has come; None if none has until the deadline."""
+    def next(
+        self, timeout_secs: float, takes: Callable[[str], bool] = lambda kind: True
+    ) -> AcceptedCall | None:
+        """Returns the next call whose turn has come; None if none has until the deadline.
+
+        Args:
+          takes: says whether the caller does calls of a kind; others are left to other threads.
+        """
         with self._changed:
-            if not self._ready:
+            if not any(takes(one.kind) for one in self._ready):
                 self._changed.wait(timeout_secs)
             self._fail_gaps()
-            return self._ready.popleft() if self._ready else None
+            found = next((one for one in self._ready if takes(one.kind)), None)
+            if found is not None:
+                self._ready.remove(found)
+            return found
 
     def end(self) -> None:
         """Fails all calls that are unfinished, so that nobody waits for them any more."""

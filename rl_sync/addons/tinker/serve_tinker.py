@@ -6,20 +6,28 @@ import contextlib
 import dataclasses
 import logging
 import os
+import sys
 from pathlib import Path
 
+from rl_sync.addons.tinker.sampler_calls import SampledModel
+from rl_sync.addons.tinker.sampler_pool import SamplerPool, SamplersLostError
+from rl_sync.addons.tinker.service_bounds import ServiceBounds
 from rl_sync.addons.tinker.tinker_server import TinkerServer
-from rl_sync.addons.tinker.tinker_service import ServiceBounds, TinkerService
+from rl_sync.addons.tinker.tinker_service import TinkerService
 from rl_sync.api import loaded_policy
 from rl_sync.cluster import compilation_cache
 from rl_sync.cluster.host_names import check_own
+from rl_sync.cluster.topology import VISIBLE, shared_out
 from rl_sync.launcher.command import Arguments
 from rl_sync.launcher.commands.serving import end_asked
 from rl_sync.models.huggingface.reading import CONFIG_FILE, locate
+from rl_sync.roles.exit_status import FAILED
 from rl_sync.settings.records import ConfigError
+from rl_sync.weights.digest import digest
 
 _LOOPBACK = "127.0.0.1"
 _EVERYWHERE = ("0.0.0.0", "::")
+_SERVER = "server"
 _KEY_PREFIX = "tml-"
 """Beginning of every key, which the client requires."""
 
@@ -59,14 +67,28 @@ def execute(arguments: Arguments) -> int:
             f"--model={name} holds no {CONFIG_FILE}: give a Hugging Face checkpoint, such as"
             " `export` writes of a run."
         )
+    devices = _devices(flags.get("samplers", 0))
+    os.environ.update(devices.pop(_SERVER))  # Before JAX looks for devices.
     policy = loaded_policy.load(base, dtype=flags.get("dtype"))
     root = Path(flags.get("out", "tinker")).absolute()
-    try:
-        service = TinkerService(policy, base=base, name=name, root=root, bounds=bounds)
-        server = TinkerServer(service, host=host, port=flags.get("port", 0), key=key)
-    except OSError as error:
-        raise ConfigError(f"The server cannot start: {error.strerror or error}.") from error
-    with contextlib.closing(service), contextlib.closing(server):
+    with contextlib.ExitStack() as open_parts:
+        pool = None
+        try:
+            if devices:
+                model = SampledModel(str(base), flags.get("dtype"), digest(policy.params), bounds)
+                pool = SamplerPool(model, devices, root / "samplers")
+                open_parts.enter_context(contextlib.closing(pool))
+                pool.start()
+            service = TinkerService(
+                policy, base=base, name=name, root=root, bounds=bounds, sampler=pool
+            )
+            open_parts.enter_context(contextlib.closing(service))
+            server = TinkerServer(service, host=host, port=flags.get("port", 0), key=key)
+            open_parts.enter_context(contextlib.closing(server))
+        except SamplersLostError as error:
+            raise ConfigError(f"The server cannot start: {error}.") from error
+        except OSError as error:
+            raise ConfigError(f"The server cannot start: {error.strerror or error}.") from error
         asked = end_asked()
         print(f"Model: {name}. Checkpoints and records: {root}")
         print(
@@ -75,9 +97,30 @@ def execute(arguments: Arguments) -> int:
             " Ctrl-C ends it.",
             flush=True,
         )
-        service.run(asked)
+        try:
+            service.run(asked)
+        except SamplersLostError as error:
+            print(f"error: The server has ended: {error}.", file=sys.stderr)
+            return FAILED
     print("The server has ended.")
     return 0
+
+
+def _devices(samplers: int) -> dict[str, dict[str, str]]:
+    """Returns environment variables of the server and of its samplers, by their names.
+
+    Raises:
+      ConfigError: see `shared_out`.
+    """
+    if not samplers:
+        return {_SERVER: {}}
+    names = [_SERVER, *(f"sampler{number + 1}" for number in range(samplers))]
+    return shared_out(
+        dict.fromkeys(names, 1),
+        os.environ.get(VISIBLE),
+        "The server and its samplers",
+        "--samplers",
+    )
 
 
 def read_key(path: Path | str | None) -> str | None:

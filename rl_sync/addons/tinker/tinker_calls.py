@@ -14,6 +14,8 @@ import pydantic
 from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from rl_sync.isolation.codec import record
+
 CLIENT = "0.38"
 """Version of the client, whose patch releases are served too."""
 
@@ -229,6 +231,7 @@ class SamplingSessionCall:
     type: str = ""
 
 
+@record
 @dataclass(frozen=True, config=_STRICT)
 class SamplingChoice:
     """Sampling of one request.
@@ -251,6 +254,7 @@ class SamplingChoice:
     top_p: float = Field(default=1.0, gt=0, le=1)
 
 
+@record
 @dataclass(frozen=True, config=_STRICT)
 class PromptChunk:
     """A part of a prompt: token ids."""
@@ -259,6 +263,7 @@ class PromptChunk:
     type: Literal["encoded_text"] = "encoded_text"
 
 
+@record
 @dataclass(frozen=True, config=_STRICT)
 class PromptChoice:
     """A prompt in parts."""
@@ -266,6 +271,7 @@ class PromptChoice:
     chunks: tuple[PromptChunk, ...]
 
 
+@record
 @dataclass(frozen=True, config=_STRICT)
 class SampleCall:
     """Asks for completions of a prompt.

@@ -1,7 +1,8 @@
 """The service: sessions, models, sampling sessions, and the thread that computes.
 
-Calls are accepted in any thread. `TinkerService.run` does all that computes, one call or one chunk
-of tokens at a time, so that training and sampling take turns.
+Calls are accepted in any thread. `TinkerService.run` does all that computes here, one call or one
+chunk of tokens at a time. If it samples, training and sampling take turns; otherwise processes of
+their own sample meanwhile.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -28,16 +29,20 @@ from rl_sync.addons.tinker.adapter_passes import (
     new_adapters,
     stepped,
 )
-from rl_sync.addons.tinker.adapter_sampler import AdapterSampler, AdapterWeights, SampleOrder
+from rl_sync.addons.tinker.adapter_sampler import (
+    AdapterSampler,
+    AdapterWeights,
+    CompletionSampler,
+    SampleOrder,
+)
 from rl_sync.addons.tinker.call_order import AcceptedCall, CallOrder, CallResult
 from rl_sync.addons.tinker.loss_data import loss_named, pass_result, read_data, read_options
 from rl_sync.addons.tinker.sampler_sources import SamplerSource, SamplerSources
+from rl_sync.addons.tinker.service_bounds import ServiceBounds
 from rl_sync.addons.tinker.tinker_calls import CallPlace, CallRefusedError
 from rl_sync.api.loaded_policy import Policy
 from rl_sync.models.config import ATTENTION_TARGETS, Lora, LoraTarget
-from rl_sync.models.vocabulary.token_sets import LOGITS_BYTES
 from rl_sync.records.json_lines import JsonLinesWriter
-from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.types import Params
 
 ALPHA = 32.0
@@ -50,38 +55,6 @@ UNADAPTED = (
 _POLL_SECS = 0.5
 _SAMPLE = "sample"
 _log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class ServiceBounds:
-    """Limits of what clients may ask for.
-
-    Attributes:
-      models: maximum number of models at once, each with adapters and an optimizer.
-      rows: maximum number of data of a pass.
-      length: maximum number of tokens of a datum, and of a prompt with its completion.
-      slots: maximum number of completions that are decoded at once.
-      batch_tokens: maximum number of tokens of a batch that is computed at once.
-      snapshots: maximum number of sampling sessions whose weights are in memory.
-      silent_secs: time without a sign of its client after which a session is ended, if others need
-        the room of its models, or it has none.
-
-    Raises:
-      ValueError: a bound is below 1.
-    """
-
-    models: int = 4
-    rows: int = 1024
-    length: int = 2048
-    slots: int = 16
-    batch_tokens: int = 4096
-    snapshots: int = 16
-    silent_secs: float = 600.0
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            if (value := getattr(self, field.name)) < 1:
-                raise ValueError(f"{field.name}={value} must be at least 1.")
 
 
 @dataclasses.dataclass(eq=False)
@@ -134,16 +107,24 @@ class TinkerService:
       base: directory of its checkpoint.
       name: its name.
       root: directory of checkpoints and records.
+      sampler: serves requests to sample; None for this process.
 
     Raises:
       OSError: the directory cannot be written.
     """
 
     def __init__(
-        self, policy: Policy, *, base: Path, name: str, root: Path, bounds: ServiceBounds
+        self,
+        policy: Policy,
+        *,
+        base: Path,
+        name: str,
+        root: Path,
+        bounds: ServiceBounds,
+        sampler: CompletionSampler | None = None,
     ) -> None:
         self.name, self.base, self.bounds = name, base, bounds
-        self.length = min(bounds.length, policy.model.max_length)
+        self.length = bounds.length_in(policy.model)
         self.files = AdapterFiles(root, base, name)
         self.order = CallOrder()
         self._policy = policy
@@ -151,13 +132,7 @@ class TinkerService:
         self._sessions: dict[str, ClientSession] = {}
         self._models: dict[str, TrainedModel] = {}
         self.sources = SamplerSources(bounds.snapshots)
-        self._sampler = AdapterSampler(
-            policy.layout,
-            EngineOptions(
-                slots=bounds.slots, max_length=self.length, decode=policy.tokenizer.decode
-            ),
-            policy.tokenizer.eos_ids,
-        )
+        self._sampler = sampler or AdapterSampler.of_policy(policy, bounds)
         self._records = JsonLinesWriter(root / "calls.jsonl", vital=False)
 
     # Calls whose answers are immediate.
@@ -380,20 +355,40 @@ class TinkerService:
             name, CallPlace(call.sampling_session_id, call.seq_id), _SAMPLE, begin
         )
 
-    # The thread that computes.
+    # The thread that computes, and one beside it that hands requests to samplers.
 
     def run(self, ended: threading.Event) -> None:
-        """Does the calls, until the event is set."""
-        while not ended.is_set():
-            timeout_secs = 0.0 if self._sampler.is_busy else _POLL_SECS
-            while (call := self.order.next(timeout_secs)) is not None:
+        """Does the calls, until the event is set.
+
+        Raises:
+          SamplersLostError: there are samplers of their own, and all were lost.
+        """
+        apart = {_SAMPLE} if self._sampler.is_apart else set()
+        beside = threading.Thread(target=self._hand_over, args=(ended, apart), name="requests")
+        beside.start()
+        try:
+            while not ended.is_set():
+                timeout_secs = 0.0 if self._sampler.is_busy else _POLL_SECS
+                while (
+                    call := self.order.next(timeout_secs, lambda kind: kind not in apart)
+                ) is not None:
+                    self._do(call)
+                    if call.kind != _SAMPLE:
+                        break
+                    timeout_secs = 0.0  # Requests that came together begin together.
+                if self._sampler.is_busy:
+                    self._sampler.step()
+        finally:
+            ended.set()
+            self._sampler.close()
+            self.order.end()
+            beside.join()
+
+    def _hand_over(self, ended: threading.Event, kinds: Collection[str]) -> None:
+        """Does the calls of some kinds, which compute elsewhere."""
+        while kinds and not ended.is_set():
+            if (call := self.order.next(_POLL_SECS, kinds.__contains__)) is not None:
                 self._do(call)
-                if call.kind != _SAMPLE:
-                    break
-                timeout_secs = 0.0  # Requests that came together begin together.
-            if self._sampler.is_busy:
-                self._sampler.step()
-        self.order.end()
 
     def close(self) -> None:
         """Closes the records."""
@@ -553,12 +548,7 @@ class TinkerService:
         return AdapterWeights(self._passes(None), {})
 
     def _passes(self, shape: Lora | None) -> AdapterPasses:
-        return AdapterPasses(
-            dataclasses.replace(self._policy.model, lora=shape),
-            self._policy.params,
-            self.bounds.batch_tokens,
-            LOGITS_BYTES,
-        )
+        return AdapterPasses.of_policy(self._policy, shape, self.bounds.batch_tokens)
 
     def _shape(self, choice: calls.LoraChoice) -> Lora:
         targets: tuple[LoraTarget, ...] = tuple(

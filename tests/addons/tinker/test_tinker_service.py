@@ -6,8 +6,9 @@ import pytest
 
 from rl_sync.addons.tinker import tinker_calls as calls
 from rl_sync.addons.tinker import tinker_service
+from rl_sync.addons.tinker.service_bounds import ServiceBounds
 from rl_sync.addons.tinker.tinker_calls import CallPlace, CallRefusedError
-from rl_sync.addons.tinker.tinker_service import ServiceBounds, TinkerService
+from rl_sync.addons.tinker.tinker_service import TinkerService
 from tests.addons.tinker.conftest import BASE, NAME
 
 BOUNDS = ServiceBounds(models=2, silent_secs=600, snapshots=2)
