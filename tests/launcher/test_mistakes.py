@@ -96,6 +96,7 @@ FLAGS = [
     ("page --workdir=tests --port=70000", "--port=70000 must be a whole number from 0 to 65535."),
     ("page --workdir=tests --port x", "--port=x must be a whole number from 0 to 65535."),
     ("rollouts --workdir=tests --json=yes", "--json takes no value"),
+    ("tinker --model=x --samplers=-1", "--samplers=-1 must be a whole number of at least 0."),
     ("timeline --workdir=tests --dtype=x", "--dtype=x is for export and tinker, not for timeline"),
     (
         "export --workdir=tests",

@@ -294,5 +294,6 @@ def _described(death: Death) -> str:
     """Describes the end of a sampler in a line, with its last words if it failed by itself."""
     how = death.hung or f"{death.name} {end_in_words(death.status)}"
     if death.status == FAILED:
-        how += "".join(f": {line}" for line in death.log.read_text().splitlines()[-1:])
+        lines = death.log.read_text(errors="replace").splitlines()
+        how += "".join(f": {line}" for line in lines[-1:])
     return f"{how} (log: {death.log})"

@@ -381,8 +381,8 @@ class TinkerService:
         finally:
             ended.set()
             self._sampler.close()
-            self.order.end()
             beside.join()
+            self.order.end()
 
     def _hand_over(self, ended: threading.Event, kinds: Collection[str]) -> None:
         """Does the calls of some kinds, which compute elsewhere."""
