@@ -2,14 +2,27 @@
 
 import types
 
+import jax
+import numpy as np
 import pytest
 
 from rl_sync.addons.tinker import serve_tinker
-from rl_sync.addons.tinker.sampler_calls import ExchangeSamples, SampledModel, SentResult
+from rl_sync.addons.tinker.adapter_passes import AdapterPasses, new_adapters
+from rl_sync.addons.tinker.adapter_sampler import AdapterWeights
+from rl_sync.addons.tinker.sampler_calls import (
+    AskSampledModel,
+    ExchangeSamples,
+    SampledModel,
+    SentRequest,
+    SentResult,
+)
 from rl_sync.addons.tinker.sampler_pool import SamplerPool
+from rl_sync.addons.tinker.sampler_process import SamplerProcess
 from rl_sync.addons.tinker.tinker_calls import PromptChoice, SampleCall, SamplingChoice
+from rl_sync.models.config import Lora
 from rl_sync.settings.records import ConfigError
-from tests.addons.tinker.conftest import BOUNDS
+from rl_sync.weights.digest import digest
+from tests.addons.tinker.conftest import BASE, BOUNDS
 
 
 @pytest.fixture(name="pool")
@@ -106,6 +119,62 @@ def test_requests_of_a_sampler_that_is_given_up_go_to_the_other_and_its_late_res
     for order in (orders[1], late):
         assert "No sampler is left: sampler2 was killed by SIGSEGV" in str(order.outcomes[0])
     assert pool.is_busy
+
+
+@pytest.mark.gate
+def test_requests_of_a_sampler_that_is_started_again_go_to_one_that_has_begun(pool, monkeypatch):
+    ready(pool)
+    monkeypatch.setattr(pool, "_begin", lambda sampler: setattr(sampler, "life", "c"))
+    pool._has_begun = True
+    order = Order("w", 2)
+    pool.add(order)
+    pool.add(Order("w", 9))
+    assert exchanged(pool, "a", held=["w"]) == [(0, "w")]
+    assert exchanged(pool, "b") == [(1, "w")]
+    pool._replace(pool._samplers[0], "sampler1 was killed by SIGKILL")
+    assert exchanged(pool, "a", [SentResult(0, "w", b"late")]) == []
+    assert exchanged(pool, "c") == []
+    assert exchanged(pool, "b", [SentResult(1, "w", b"drawn")]) == [(0, "w")]
+    assert order.outcomes == []
+
+
+class Server:
+    """Answers a sampler's calls with adapters by the numbers of requests."""
+
+    def __init__(self, policy, adapters):
+        self._model = SampledModel(str(BASE), None, digest(policy.params), BOUNDS)
+        self._adapters, self.asked = adapters, []
+
+    def call(self, call, deadline_secs):
+        if isinstance(call, AskSampledModel):
+            return self._model
+        self.asked.append((call.number, call.index))
+        return np.asarray(jax.tree.leaves(self._adapters[call.number])[call.index])
+
+
+@pytest.mark.gate
+def test_a_sampler_keeps_the_latest_weights_and_takes_no_others_for_them(policy):
+    shape = Lora(2, 32.0, ("q",))
+    passes = AdapterPasses.of_policy(policy, shape, BOUNDS.batch_tokens)
+    adapters = [new_adapters(passes.config, policy.layout, seed) for seed in range(3)]
+    names = [AdapterWeights(passes, one).name for one in adapters]
+    assert len({*names}) == 3
+    server = Server(policy, adapters)
+    sampler = SamplerProcess(server, "a")
+
+    def fetched(number, name=None):
+        """The arrays that a request's weights took, each fetched once."""
+        server.asked.clear()
+        weights = sampler._weights(SentRequest(number, None, name or names[number], shape))
+        jax.tree.map(np.testing.assert_array_equal, weights.adapters, adapters[number])
+        return server.asked
+
+    both = len(jax.tree.leaves(adapters[0]))
+    assert [len(fetched(number)) for number in (0, 1, 1, 0, 2, 0, 1)] == [
+        both, both, 0, 0, both, 0, both,
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="arrived in place of"):
+        fetched(2, names[0] + "0")
 
 
 @pytest.mark.gate
