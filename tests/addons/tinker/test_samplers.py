@@ -66,7 +66,6 @@ def trained(client):
 PROMPT = types.ModelInput.from_ints(TOKENS)
 CHOICES = (
     types.SamplingParams(max_tokens=6, seed=3, stop=[]),
-    types.SamplingParams(max_tokens=5, seed=4, stop=[], top_k=9, top_p=0.9, temperature=0.7),
     types.SamplingParams(max_tokens=4, seed=1 << 40, temperature=0, stop=[]),
 )
 
