@@ -103,7 +103,8 @@ ISOLATED = set(ALLOWED) - {"__main__", "schedule", "algorithms", "models", "lear
 
 
 TABLES = {
-    "launch/launcher/command_table.py",
+    "launch/launcher/command_tables/policy_commands.py",
+    "launch/launcher/command_tables/training_commands.py",
     "launch/launcher/processes/run_processes.py",
     "rl_sync/environments/environment_catalog.py",
     "rl_sync/records/backends/backend_catalog.py",
