@@ -84,7 +84,7 @@ def by_definition(loss, logprobs, inputs):
         "cross_entropy",
         pytest.param("ppo", marks=pytest.mark.gate),
         pytest.param("importance_sampling", marks=pytest.mark.gate),
-        pytest.param("cispo", marks=pytest.mark.gate),
+        pytest.param("cispo", marks=pytest.mark.nightly),
     ],
 )
 def test_loss_logprobs_and_gradient_are_those_of_our_forward_pass(passes, adapters, loss):

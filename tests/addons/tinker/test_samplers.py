@@ -240,7 +240,11 @@ def children(process):
 
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGTERM, signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)],
+    [
+        pytest.param(signal.SIGTERM, marks=pytest.mark.nightly),
+        signal.SIGKILL,
+        pytest.param(signal.SIGINT, marks=pytest.mark.nightly),
+    ],
 )
 def test_samplers_end_with_their_server_however_it_ends(tmp_path, number):
     with launched(tmp_path, 2) as process:
@@ -259,6 +263,7 @@ def test_samplers_end_with_their_server_however_it_ends(tmp_path, number):
         awaited(lambda: not any(map(lives, samplers)), "samplers must end")
 
 
+@pytest.mark.nightly
 def test_a_server_whose_samplers_cannot_start_ends_with_a_line(tmp_path):
     program = """
 import sys
