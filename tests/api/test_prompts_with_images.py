@@ -63,6 +63,7 @@ def test_images_that_do_not_fit_are_refused(seeing, images, said):
         seeing.generate(["a", "<image>b"], images=images)
 
 
+@pytest.mark.gate
 def test_each_prompt_of_a_call_has_random_numbers_of_its_own(seeing):
     found = seeing.generate(["abc"] * 4, max_new_tokens=8)
     assert len({one.text for [one] in found}) > 1

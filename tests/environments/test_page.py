@@ -46,6 +46,7 @@ def test_the_game_can_be_won_and_lost(examples):
         assert "stones. You take" in _answer(host).messages[0].content
 
 
+@pytest.mark.gate
 def test_the_tool_is_called_and_the_answer_judged(examples):
     with ProcessHost(f"{examples[1]}:Sums") as host:
         host.begin(1, {"prompt": "12 * 34?", "answer": "408"}, seed=0)

@@ -159,6 +159,7 @@ def test_plan_warns_of_a_policy_that_has_learned_nothing(capsys):
     assert done.out.count("starts at random, without demonstrations") == 1
 
 
+@pytest.mark.gate
 def test_plan_says_the_sft_steps_and_both_learning_rates(capsys):
     done = said_here(capsys, "plan", CONFIG)
     assert "400 SFT steps before it, each on 128 demonstrations" in done.out

@@ -350,6 +350,7 @@ def test_a_segment_has_the_advantages_of_an_episode_of_its_own(name):
         np.testing.assert_allclose(together.advantages, alone.advantages, rtol=1e-6)
 
 
+@pytest.mark.gate
 def test_turns_are_discounted_between_replies_and_not_within_one():
     """½ + γ · 1¼ = 1.125 against 1, whose mean is 1.0625."""
     given = _given_turns(turn_discount=0.5)
@@ -371,6 +372,7 @@ def test_groups_are_left_out_by_the_returns_that_are_compared(rewards, has_sprea
     assert np.asarray(given.advantages).any() == has_spread
 
 
+@pytest.mark.gate
 def test_discounted_returns_of_tokens_fall_at_the_ends_of_replies():
     mask = TURNS.completion_mask
     rewards = jnp.zeros((2, 6)).at[0, 5].set(1.0).at[1, 5].set(1.0)

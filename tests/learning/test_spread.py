@@ -259,6 +259,7 @@ def test_the_spread_is_that_of_rewards_with_the_overlong_penalty(rewards, withou
     assert np.asarray(estimate.advantages).any() != bool(without_spread)
 
 
+@pytest.mark.gate
 def test_equal_episodes_have_equal_returns_wherever_their_replies_stand():
     """Sums over tokens are rounded in the order of the tokens; these are made by reply."""
     random, replies, T = np.random.default_rng(0), 6, 40

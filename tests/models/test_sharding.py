@@ -72,6 +72,7 @@ def test_a_function_compiles_once_for_each_layout_in_use():
     assert places == [(4, 2), (2, 2), (1, 2), (2, 2)]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("tensor", [2, 4])
 def test_a_forward_pass_gathers_no_parameter_where_the_mesh_cuts_tensors(tensor):
     """Heads, the MLP's width and the vocabulary stay sharded: only sums are exchanged."""

@@ -187,6 +187,7 @@ def test_logits_stay_in_shards_of_the_vocabulary():
     assert max(shape.bytes for one in read.collectives for shape in one.shapes) <= 4 * rows * T * D
 
 
+@pytest.mark.gate
 def test_a_matrix_that_learns_nothing_has_no_gradient_computed():
     on = layout(fsdp=4)
 

@@ -203,6 +203,7 @@ def test_a_price_gives_costs(workdir, tmp_path, capsys):
     assert run["values"]["cost of a million trained tokens"] == pytest.approx(1562.5)
 
 
+@pytest.mark.gate
 def test_compared_runs_as_json_and_as_pictures(workdir, tmp_path, capsys):
     paths = _runs(workdir, tmp_path)
     page, picture = tmp_path / "c.html", tmp_path / "c.png"

@@ -157,6 +157,7 @@ def _uncompiled(monkeypatch):
     monkeypatch.setattr(Target, "devices", lambda self: jax.devices()[: self.count])
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("target", "dtypes", "says"),
     [

@@ -284,6 +284,7 @@ def activations(**fields: object) -> int:
     return step.made["activations"]
 
 
+@pytest.mark.gate
 def test_rematerialization_and_microbatches_save_activations():
     full = activations(model__remat="full")
     assert full < activations(model__remat="none") / 2
@@ -306,6 +307,7 @@ def test_a_plan_says_what_other_policies_come_to():
 BIG = {"model__path": str(Path(__file__).resolve().parents[1] / "data" / "models" / "qwen2")}
 
 
+@pytest.mark.gate
 def test_a_process_on_cpus_holds_more_than_its_devices_arrays():
     for role, program in (("explorer", EXPLORER_PROGRAM_BYTES), ("trainer", TRAINER_PROGRAM_BYTES)):
         found = described(role)

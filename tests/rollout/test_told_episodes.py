@@ -338,6 +338,7 @@ def test_groups_of_episodes_and_their_greedy_ones_go_on_in_another_explorer():
     assert chunks > 4
 
 
+@pytest.mark.gate
 def test_told_replies_come_apart_as_they_were_joined():
     first = episodes(**RECORDS)
     played = play(first, asked(sampling=RECORDED), 8)

@@ -158,14 +158,13 @@ APART = {
     "synchronous, interval 4, two explorers",
 }
 
-# Each mode, two transfers, an environment, and streaming.
+# Each mode, two transfers, and an environment.
 OF_README = {
     "synchronous",
     "synchronous by server",
     "one step off-policy, episodes",
     "custom (2, 3) by server",
     "asynchronous",
-    "asynchronous, streaming",
     "two explorers",
 }
 

@@ -249,6 +249,7 @@ def test_a_run_without_a_machine_that_it_awaits_ends_with_the_reason(place):
     assert "explorer1 was not started: no machine has joined as explorer1 after 15 s" in output
 
 
+@pytest.mark.gate
 def test_a_run_that_awaits_machines_needs_their_secret(place):
     place.variables.pop("RL_SYNC_SECRET")
     run = place.launch("--config.sync.mode=asynchronous", "--config.launch.hosts=explorer1=join")

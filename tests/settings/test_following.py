@@ -77,6 +77,7 @@ def test_the_learning_rate_of_own_data_is_scaled_with_the_batch():
     assert asked.optimizer.learning_rate == 0.5
 
 
+@pytest.mark.gate
 def test_one_rule_gives_the_learning_rate_of_a_checkpoint_in_all_configs(subtests):
     for name in config_file.names():
         for rank, rate in ((0, 1e-6), (8, 2e-4)):

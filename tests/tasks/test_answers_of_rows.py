@@ -35,6 +35,7 @@ def _of_one_type(answer):
     return [one if isinstance(one, list) or not mixed else [one] for one in answer]
 
 
+@pytest.mark.samples("jsonl")
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_every_example_of_the_page_of_school_questions_is_marked_alike_from_a_file(
     tmp_path, kind, subtests

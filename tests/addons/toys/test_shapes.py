@@ -167,6 +167,7 @@ def test_answers_are_equally_frequent_whatever_the_question_says():
     assert np.mean(first) == pytest.approx(0.5, abs=0.06)  # Three standard errors of 400.
 
 
+@pytest.mark.gate
 def test_the_best_box_without_the_image_overlaps_little():
     found = load(ShapesConfig(questions="box", problems=500, held_out_problems=100), seed=0)
     right = [one.row["boxes"][0] for one in found.train]

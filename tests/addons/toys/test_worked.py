@@ -107,6 +107,7 @@ def _count(prompt):
     return int(re.findall(r"\d+", prompt.text)[1])
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "multi_explorer"])
 def test_the_shipped_config_has_room_for_every_right_working(mode):
     config = long_tail.get_config()

@@ -56,6 +56,7 @@ def test_large_checkpoints_are_split_with_an_index(model, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, again, model[1])
 
 
+@pytest.mark.gate
 def test_the_dtype_is_as_imported_or_as_asked(model, tmp_path):
     config, params = model
     writing.write_checkpoint(

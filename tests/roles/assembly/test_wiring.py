@@ -392,6 +392,7 @@ def test_tools_need_a_chat_template_with_a_form_of_calls():
     check_environment(settings, wiring.load_task(settings))
 
 
+@pytest.mark.gate
 def test_an_environment_without_its_sandbox_is_refused_before_the_run(monkeypatch):
     monkeypatch.setattr(sandbox_choice, "_choose", lambda kind: (None, "None is installed."))
     settings = settings_with(environment__name="python")
@@ -422,6 +423,7 @@ def test_explorers_record_sets_of_tokens_where_tokens_are_excluded(fields, recor
     assert trainer.repetition_penalty == settings.rollout.repetition_penalty
 
 
+@pytest.mark.gate
 def test_batches_have_roles_where_advantages_compare_them_and_a_set_is_one():
     mixed = {
         "task__name": "mixture",

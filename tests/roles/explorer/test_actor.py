@@ -114,6 +114,7 @@ def test_a_completion_that_a_stop_ends_at_the_token_limit_is_not_cut(subtests):
             np.testing.assert_array_equal(group.truncated, ~ended)
 
 
+@pytest.mark.gate
 def test_behavior_logprobs_are_the_policy_s():
     _, (group,) = EXPLORER.rollout(STATE, [_lease(0)])
     logprobs, _ = token_logprobs(MODEL, STATE.params, group.tokens)

@@ -83,6 +83,7 @@ def test_a_pair_s_margin_is_the_reward_of_the_chosen_completion():
     assert rewards.tolist() == [0.5, 0.0, 0.5, 0.0]
 
 
+@pytest.mark.gate
 def test_demonstrations_are_laid_out_where_rollouts_would_have_stop_strings():
     settings = settings_with(
         algorithm__name="sft", rollout__stop_strings="\\n", task__arithmetic__held_out_problems=9

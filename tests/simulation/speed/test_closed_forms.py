@@ -103,6 +103,7 @@ def test_shared_cores_take_the_time_of_all_work():
     assert pace(plan, work) == pytest.approx(5.0, rel=0.05)
 
 
+@pytest.mark.gate
 def test_varying_times_are_slower_than_their_means_where_roles_wait():
     work = work_with(2.0, 2.0, 0.0, train_samples=Samples.of(1.0, 3.0))
     plan = plan_with("one_step_off_policy")

@@ -60,6 +60,7 @@ def test_a_grid_has_each_schedule_once_and_only_those_that_the_rules_accept():
     assert all(bound >= interval - 1 for _, interval, bound, _ in latest)
 
 
+@pytest.mark.gate
 def test_a_candidate_says_the_settings_that_give_it():
     config = config_of()
     for one in candidates(config, GRID, 16):

@@ -113,6 +113,7 @@ def test_parquet_rows_hold_images_as_the_datasets_library_stores_them(tmp_path):
     assert not none.shows_images
 
 
+@pytest.mark.gate
 def test_a_data_set_of_the_library_keeps_its_files_undecoded(tmp_path):
     import datasets
 
