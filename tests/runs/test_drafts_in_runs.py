@@ -6,10 +6,14 @@ from rl_sync.records.metrics import read_metrics
 from rl_sync.records.spans import SpanKind
 from tests.models.test_invariant import SAME_BITS
 from tests.runs.conftest import (
+    EMBEDDED,
+    TEAMS,
     assert_every_token_is_accounted_for,
     assert_nothing_is_lost_or_doubled,
     assert_within_the_staleness_bound,
+    flags,
 )
+from tests.runs.test_conformance import EPISODES
 from tests.runs.test_going_on import DEATHS, EXACT, KEEPING, LATEST, drawn, rollouts
 
 DRAFTS = "--config.rollout.speculation=always"
@@ -74,3 +78,20 @@ def test_tokens_that_swaps_in_flight_part_have_the_bits_of_their_versions(memory
     )
     lines = read_metrics(run.workdir, "rl")
     assert [line["mismatch"] for line in lines] == [0.0] * 6
+
+
+@pytest.mark.nightly
+def test_teams_of_processes_draw_the_tokens_that_they_draw_without_drafts(runs):
+    given = (*flags("one_step_off_policy", steps=4), *TEAMS, EMBEDDED)
+    plain, run = runs.get(*given), runs.get(*given, DRAFTS)
+    assert drawn(run) == drawn(plain)
+    lines = read_metrics(run.workdir, "rl")
+    assert sum(line.get("drafts/accepted_tokens", 0) for line in lines) > 0
+
+
+@pytest.mark.nightly
+def test_episodes_have_the_replies_that_they_have_without_drafts(memory_runs):
+    given = (*flags("synchronous", steps=6), *EPISODES)
+    plain, run = memory_runs(*given), memory_runs(*given, DRAFTS)
+    assert drawn(run) == drawn(plain)
+    assert sum(span["engine"]["accepted_tokens"] for span in spans(run)) > 0
