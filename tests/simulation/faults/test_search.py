@@ -37,7 +37,7 @@ def first_of_commit():
     [
         60,
         pytest.param(600, marks=pytest.mark.gate),
-        pytest.param(10_000, marks=pytest.mark.nightly),
+        pytest.param(4_000, marks=pytest.mark.nightly),
     ],
 )
 def test_no_rule_is_broken_whatever_fails(count):
