@@ -98,7 +98,8 @@ def test_runs_of_each_kind_keep_their_bound_and_their_account(memory_runs, serve
         assert len(server.labels) > 2, "later versions were installed"
     told = read_metrics(run.workdir, "rl")
     installs = sum(line.get("weights/engine_installs", 0.0) for line in told)
-    assert 2 < installs <= sum(len(server.labels) for server in begun)
+    # What was installed after the last trained group was drawn is told by no line.
+    assert 1 < installs < sum(len(server.labels) for server in begun)
     spent = sum(line.get("weights/engine_install_secs", 0.0) for line in told)
     assert 0.0 < sum(line.get("weights/engine_paused_secs", 0.0) for line in told) <= spent
 
