@@ -41,3 +41,14 @@ def test_a_run_without_rollouts_has_a_trainer_alone():
     fields = {"algorithm__name": "sft", "sft__steps": 0}
     assert {role for role, _ in counted(**fields)} == {"trainer"}
     assert "sft" not in counted(**fields)["trainer", "CPUs"]
+
+
+def test_an_explorer_whose_engine_is_served_compiles_nothing():
+    settings = settings_with(
+        sync__mode="asynchronous",
+        explorer__engine="vllm:http://127.0.0.1:8000",
+        evaluation__by="trainer",
+    )
+    text = describe_programs(settings, wiring.load_task(settings))
+    (explorer,) = (line.split(maxsplit=1)[1] for line in text.splitlines() if "explorer" in line)
+    assert explorer == "none on CPUs, none on accelerators"

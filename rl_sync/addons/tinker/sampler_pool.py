@@ -1,11 +1,13 @@
 """The samplers of a server: its child processes, the requests of each, and their restarts.
 
 A sampler calls the server to fetch requests and weights, and to bring results. A request counts as
-unfinished until its result was brought; if its sampler ends before, it goes to another one.
+unfinished until its result was brought; if its sampler ends before, it goes to another one. It
+fails after `SamplerLimits.request_ends` of them: it may be what ends them.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import logging
@@ -55,11 +57,13 @@ class SamplerLimits:
       start_secs: maximum time until a sampler has read the base model.
       silent_secs: time without a sign after which a sampler is killed; compiling takes minutes.
       restarts: number of restarts that a sampler may have in an hour.
+      request_ends: number of samplers that may end with a request, before it fails.
     """
 
     start_secs: float = 900.0
     silent_secs: float = 1800.0
     restarts: int = 3
+    request_ends: int = 3
 
 
 @dataclasses.dataclass(eq=False)
@@ -119,6 +123,7 @@ class SamplerPool:
         self._samplers = [_PooledSampler(name, own) for name, own in environments.items()]
         self._changed, self._closing = threading.Condition(), threading.Event()
         self._numbers, self._supervisor = itertools.count(), Supervisor()
+        self._ends: collections.Counter[int] = collections.Counter()
         self._has_begun, self._lost = False, ""
         self._secret = secrets.token_hex(32)
         desk = CallHandlers(
@@ -243,6 +248,7 @@ class SamplerPool:
     def _replace(self, sampler: _PooledSampler, why: str) -> None:
         """Starts a sampler again that has ended, and gives its requests to those that live."""
         with self._changed:
+            self._ends.update(sampler.unfinished.keys() - sampler.unsent)
             orders, sampler.unfinished, sampler.unsent = sampler.unfinished, {}, []
             sampler.life, sampler.is_ready, sampler.held = "", False, frozenset()
         now, most = time.monotonic(), self._limits.restarts
@@ -259,6 +265,10 @@ class SamplerPool:
                 self._begin(sampler)
             except OSError as error:
                 self._give_up([sampler], f"{sampler.name} cannot be started again: {error}")
+        most = self._limits.request_ends
+        for number in [number for number in orders if self._ends[number] >= most]:
+            told = f"{most} samplers ended with this request, the last: {why}"
+            orders.pop(number).done(SamplersLostError(told))
         self._give(orders)
 
     def _give_up(self, samplers: Sequence[_PooledSampler], why: str) -> None:

@@ -138,6 +138,26 @@ def test_requests_of_a_sampler_that_is_started_again_go_to_one_that_has_begun(po
     assert order.outcomes == []
 
 
+def test_a_request_that_ends_its_samplers_fails_and_those_that_wait_do_not(pool, monkeypatch):
+    lives = iter("cdefg")
+    monkeypatch.setattr(pool, "_begin", lambda sampler: setattr(sampler, "life", next(lives)))
+    pool._has_begun = True
+    pool._give_up([pool._samplers[1]], "sampler2 is not needed")
+    assert exchanged(pool, "a") == []
+    culprit, waiting = Order("w"), Order("w")
+    pool.add(culprit)
+    for life in "acd":
+        assert exchanged(pool, life) == [(0, "w")]
+        if life == "d":
+            pool.add(waiting)
+        pool._replace(pool._samplers[0], f"sampler1 of life {life} was killed by SIGSEGV")
+    (outcome,) = culprit.outcomes
+    assert "3 samplers ended with this request" in str(outcome)
+    assert "the last: sampler1 of life d was killed by SIGSEGV" in str(outcome)
+    assert waiting.outcomes == []
+    assert exchanged(pool, "e") == [(1, "w")]
+
+
 class Server:
     """Answers a sampler's calls with adapters by the numbers of requests."""
 
