@@ -25,7 +25,10 @@ INVARIANT = "--config.model.batch_invariant=true"
 def test_an_exact_run_draws_the_tokens_that_it_draws_without_drafts(memory_runs, name):
     run, plain = memory_runs(*EXACT[name], DRAFTS), memory_runs(*EXACT[name])
     assert drawn(run) == drawn(plain)
-    assert [span["tokens"] for span in spans(run)] == [span["tokens"] for span in spans(plain)]
+    # Which of two explorers is faster decides the order of their rollouts.
+    assert sorted(one["tokens"] for one in spans(run)) == sorted(
+        one["tokens"] for one in spans(plain)
+    )
     lines, others = (read_metrics(one.workdir, "rl") for one in (run, plain))
     assert sum(line.get("drafts/accepted_tokens", 0) for line in lines) > 0
     assert max(line.get("drafts/tokens_a_step", 0) for line in lines) > 1
