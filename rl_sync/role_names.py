@@ -5,13 +5,13 @@ from __future__ import annotations
 MASTER, TRAINER = "master", "trainer"
 TOGETHER = "trainer+explorers"
 """Name of the single process that runs trainer and explorers under `launch.colocate`."""
-_EXPLORER = "explorer"
-_RANKS = {_EXPLORER: 0, TRAINER: 1, MASTER: 2}
+EXPLORER = "explorer"
+_RANKS = {EXPLORER: 0, TRAINER: 1, MASTER: 2}
 
 
 def explorer_name(number: int) -> str:
     """Returns the role name of an explorer from its number, which counts from 1."""
-    return f"{_EXPLORER}{number}"
+    return f"{EXPLORER}{number}"
 
 
 def split(role: str) -> tuple[str, int]:
@@ -22,7 +22,7 @@ def split(role: str) -> tuple[str, int]:
 
 def is_explorer(role: str) -> bool:
     """Says whether a role generates rollouts."""
-    return split(role)[0] == _EXPLORER
+    return split(role)[0] == EXPLORER
 
 
 def number_of(role: str) -> int:

@@ -8,16 +8,16 @@ first. Otherwise each program of several processes forms a cluster of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
 
+from rl_sync.cluster.gpus import VISIBLE, shared_out
 from rl_sync.models.sharding import Layout
 from rl_sync.role_names import TOGETHER, TRAINER, explorer_name, number_of, process_name
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run_settings import RunSettings
-
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Member(NamedTuple):
@@ -98,15 +98,16 @@ def layout_of(settings: RunSettings, program: str) -> Layout:
         raise ConfigError(str(error)) from error
 
 
-def role_environment(settings: RunSettings, visible: str | None) -> dict[str, dict[str, str]]:
+def role_environment(
+    settings: RunSettings, environment: Mapping[str, str], root: Path = Path("/")
+) -> dict[str, dict[str, str]]:
     """Returns additional environment variables of each process on this machine, by its name.
 
     They distribute the machine's GPUs; processes on other machines see all of theirs.
 
     Args:
-      visible: the launcher's `CUDA_VISIBLE_DEVICES`. Each process gets as many GPUs as its part of
-        the mesh has. A single GPU is shared by all. Without the variable, JAX finds the GPUs
-        itself.
+      environment, root: see `shared_out`. Each process gets as many GPUs as its part of the mesh
+        has.
 
     Raises:
       ConfigError: there are several GPUs, but too few.
@@ -118,37 +119,5 @@ def role_environment(settings: RunSettings, visible: str | None) -> dict[str, di
         for member in members_of(settings)
         if member.name not in settings.launch.elsewhere
     }
-    return shared_out(
-        roles, visible, "The roles of this run", "trainer.mesh, explorer.mesh or explorer.count"
-    )
-
-
-def shared_out(
-    counts: Mapping[str, int], visible: str | None, who: str, settings: str
-) -> dict[str, dict[str, str]]:
-    """Returns additional environment variables of processes, which distribute a machine's GPUs.
-
-    Args:
-      counts: number of GPUs of each process, by its name.
-      visible: see `role_environment`.
-      who: name of all of them in messages.
-      settings: names of the settings that say how many GPUs they need.
-
-    Raises:
-      ConfigError: there are several GPUs, but too few.
-    """
-    ids = [name.strip() for name in (visible or "").split(",") if name.strip()]
-    needed = sum(counts.values())
-    if len(ids) < 2 and needed == len(counts):
-        return {name: {} for name in counts}
-    if ids and len(ids) < needed:
-        wanted = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise ConfigError(
-            f"{who} need {needed} GPUs ({wanted}), but {VISIBLE}={visible} names {len(ids)}: name"
-            f" more, or lower {settings}."
-        )
-    given: dict[str, dict[str, str]] = {}
-    for name, count in counts.items():
-        given[name] = {VISIBLE: ",".join(ids[:count])} if ids else {}
-        ids = ids[count:]
-    return given
+    meshes = "trainer.mesh, explorer.mesh or explorer.count"
+    return shared_out(roles, environment, "The roles of this run", meshes, root)

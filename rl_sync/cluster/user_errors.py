@@ -9,9 +9,35 @@ from rl_sync.isolation.machine_limits import limit_met
 from rl_sync.records.json_lines import RecordsError
 from rl_sync.settings.records import ConfigError
 
+_FULL = "RESOURCE_EXHAUSTED"
+_NO_BACKEND = "Unable to initialize backend 'cuda'"
+
 
 class RunEndedError(RuntimeError):
     """A run cannot continue; the message gives the user the reason and the remedy."""
+
+
+class DeviceFullError(RunEndedError):
+    """A device has no more memory."""
+
+
+def explained(error: Exception) -> Exception:
+    """Returns an error of JAX's devices as one for the user, and every other as it is."""
+    text = str(error)
+    if not isinstance(error, RuntimeError) or isinstance(error, RunEndedError):
+        return error
+    if _NO_BACKEND in text:
+        why = text.partition(_NO_BACKEND)[2].removeprefix(": ").partition(" (set JAX")[0]
+        return RunEndedError(
+            f"JAX cannot use this machine's GPU: {why}. If other processes hold its memory"
+            " (nvidia-smi), end them, or choose another GPU with CUDA_VISIBLE_DEVICES. After a"
+            " change of JAX or of the driver, install both for the same CUDA version."
+            " JAX_PLATFORMS=cpu computes on the CPU."
+        )
+    if text.startswith(_FULL):
+        why = text.removeprefix(_FULL).removeprefix(": ").partition("\n")[0].rstrip(".")
+        return DeviceFullError(f"The device has no more memory: {why}.")
+    return error
 
 
 def log_failure(log: logging.Logger, who: str, error: Exception) -> None:

@@ -147,7 +147,7 @@ def step_estimate(settings: RunSettings, task: Task, platform: Platform) -> Memo
         version = model_memory.tree_bytes(
             parameters_of(settings, task, layout).abstract_published()
         )
-        ends = ends_of(settings.transfer, settings.launch.colocate)
+        ends = ends_of(settings.transfer, settings.hands_over)
         published = ends.published_bytes(
             version // settings.trainer.processes, settings.schedule, settings.deltas
         )

@@ -21,7 +21,13 @@ from absl import logging as absl_logging
 from rl_sync.cluster.parallel_imports import loading
 from rl_sync.isolation.machine_limits import end_when_exhausted
 from rl_sync.role_names import MASTER, TOGETHER, TRAINER, number_of
-from rl_sync.roles.exit_status import ENDED, FAILED, HANDED_OVER, ORPHANED
+from rl_sync.roles.exit_status import (
+    DEVICE_FULL,
+    ENDED,
+    FAILED,
+    HANDED_OVER,
+    ORPHANED,
+)
 
 if TYPE_CHECKING:
     from rl_sync.settings.run_settings import RunSettings
@@ -44,7 +50,12 @@ def main() -> int:
     with loading():
         from rl_sync.cluster import compilation_cache
         from rl_sync.cluster.session import HandOverError
-        from rl_sync.cluster.user_errors import is_for_user, log_failure
+        from rl_sync.cluster.user_errors import (
+            DeviceFullError,
+            explained,
+            is_for_user,
+            log_failure,
+        )
         from rl_sync.roles.assembly import gpu_flags
         from rl_sync.settings.config_reading import read_settings
         from rl_sync.workdir import Workdir
@@ -59,7 +70,10 @@ def main() -> int:
         _log.info("%s, and has handed over its work.", asked)
         return HANDED_OVER
     except Exception as error:
+        error = explained(error)
         log_failure(_log, arguments.role, error)
+        if isinstance(error, DeviceFullError):
+            return DEVICE_FULL
         return ENDED if is_for_user(error) else FAILED
     if compiled.needed:
         _log.info("Of %d programs the compilation cache had %d.", compiled.needed, compiled.read)

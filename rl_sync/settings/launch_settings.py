@@ -21,10 +21,11 @@ WAIT_SECS: dict[str, Any] = {"unit": "seconds", "above": 0, "greatest": 1e8}
 class LaunchSettings:
     """`config.launch`."""
 
-    colocate: bool = setting(
-        False,
+    colocate: bool | None = setting(
+        None,
         "Runs trainer and explorers as threads of one process, each with devices of its own if"
         " there are enough; weights that would go by collective transfer are handed over.",
+        implied="true for a run that this machine computes on its only GPU, else false",
     )
     share_devices: bool = setting(
         False, "With `colocate`, lets them take turns on the same devices in any case."

@@ -249,6 +249,16 @@ class RunSettings:
             return False
         return expected_share(self.optimizer.learning_rate, self.explorer_dtype) <= WORTHWHILE
 
+    @property
+    def may_be_colocated(self) -> bool:
+        """True if trainer and explorers could also be threads of one process."""
+        return (
+            self.explorers > 0
+            and not self.launch.elsewhere
+            and self.trainer.processes == self.explorer.processes == 1
+            and not TRANSFERS[self.transfer].needs_processes
+        )
+
     def weights_directory(self, workdir: Workdir) -> str:
         """Returns the directory of policy versions for transfer by checkpoint."""
         if self.sync.directory is None:
@@ -325,7 +335,7 @@ class RunSettings:
     @property
     def hands_over(self) -> bool:
         """True if versions are handed over within a process that both roles share."""
-        return TRANSFERS[self.transfer].is_joint and self.launch.colocate
+        return bool(TRANSFERS[self.transfer].is_joint and self.launch.colocate)
 
     @property
     def regenerates_buffered(self) -> bool:

@@ -11,7 +11,8 @@ MODE = {"sync__mode": "multi_explorer", "explorer__count": 2}
 
 
 def given(visible, **fields):
-    of_roles = role_environment(settings_with(**MODE, **fields), visible)
+    variables = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    of_roles = role_environment(settings_with(**MODE, **fields), variables)
     return {role: more.get("CUDA_VISIBLE_DEVICES") for role, more in of_roles.items()}
 
 

@@ -207,3 +207,29 @@ def test_the_resolved_config_and_every_record_stand_in_the_work_directory(runs):
         "logs:",
     ):
         assert phrase in run.output
+
+
+@pytest.mark.parametrize(
+    ("together", "advised"),
+    [
+        pytest.param(False, {"trainer"}, marks=pytest.mark.gate),
+        pytest.param(True, {"trainer", "explorer"}, marks=pytest.mark.nightly),
+    ],
+)
+def test_a_full_device_ends_the_run_with_what_needs_less(tmp_path, together, advised):
+    process = launch(
+        EMBEDDED,
+        "--config.task.name=tests/runs/full_device.py:rows",
+        "--config.task.reward=format(pattern='..?')",
+        f"--config.launch.colocate={str(together).lower()}",
+        workdir=tmp_path / "run",
+        forks=False,
+    )
+    output = ended(process)
+    assert process.returncode == 1
+    assert "no more memory: Out of memory while trying to allocate 8589934592 bytes." in output
+    assert "It is started again" not in output, "a restart makes no room"
+    assert "Traceback" not in output
+    lines = [line for line in output.splitlines() if " in place of " in line]
+    assert {line.rpartition("of the ")[2] for line in lines} == advised
+    assert any(line.startswith("  --config.trainer.microbatch_rows=") for line in lines)

@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from rl_sync.checkpoints.memory_tier import remove_memory_folder
 from rl_sync.cluster import compilation_cache
+from rl_sync.cluster.gpus import machine_gpus
 from rl_sync.cluster.host_names import own_address
 from rl_sync.cluster.rpc import PeerGoneError, PeerLostError, RemoteError, RpcClient
 from rl_sync.cluster.secret import SECRET
@@ -42,7 +43,7 @@ from rl_sync.replay.replay_interface import ReplayError
 from rl_sync.role_names import MASTER, is_explorer, role_of
 from rl_sync.roles.assembly import wiring
 from rl_sync.roles.assembly.replay_tables import check_replay
-from rl_sync.roles.exit_status import ENDED, FAILED, MACHINE_LOST
+from rl_sync.roles.exit_status import DEVICE_FULL, ENDED, FAILED, MACHINE_LOST
 from rl_sync.roles.explorer.episode_wiring import check_environment
 from rl_sync.roles.restart_policy import (
     REPLAY,
@@ -233,7 +234,7 @@ class LocalRun:
         if death.status == MACHINE_LOST:
             has_others = self._settings.is_elastic and self._settings.explorers > 1
             return not (has_others and is_explorer(role_of(death.name)))
-        return death.status == ENDED
+        return death.status in (ENDED, DEVICE_FULL)
 
     def _start_again(self, restart: Restart, told: str) -> bool:
         """Executes a restart; returns False if it is not possible.
@@ -386,6 +387,8 @@ class LocalRun:
         seen = [*(death.name for death in deaths), "master", "replay"]
         first, *others = likeliest_first([*deaths, *self._supervisor.deaths(but_not=seen)])
         died = first.report(others, is_explained=bool(before))
+        if full := [death.name for death in (first, *others) if death.status == DEVICE_FULL]:
+            died += f"\n{run_text.memory_advice(self._settings, full)}"
         is_lost = any(death.status == MACHINE_LOST for death in deaths)
         raise RunFailedError(
             f"{before}{died}\n{self._how_to_go_on()}", MACHINE_LOST if is_lost else FAILED
@@ -488,6 +491,10 @@ def start(
         check_limits()
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    gpus = machine_gpus(os.environ)
+    gpus.check()
+    if gpus.unused:
+        print(gpus.unused, file=sys.stderr)
     check_backends(settings)
     task = wiring.load_task(settings)  # Errors show here, not in the logs of five processes.
     check_environment(settings, task)

@@ -26,6 +26,7 @@ from rl_sync.checkpoints.snapshots import (
     newest_whole,
     snapshot_steps,
 )
+from rl_sync.cluster.gpus import machine_gpus
 from rl_sync.launcher.processes.setting_changes import Change, changes_between, describe
 from rl_sync.launcher.processes.snapshot_fit import check_fit
 from rl_sync.learning.optimizer import rl_rate
@@ -91,8 +92,17 @@ def settings_of(config: ConfigValues) -> RunSettings:
     else:
         made = time.strftime("%Y%m%d-%H%M%S")
         chosen = Path("runs", f"{settings.name}-{settings.sync.mode}-{made}")
-    settings = dataclasses.replace(settings, workdir=str(chosen.absolute()))
+    settings = _placed(dataclasses.replace(settings, workdir=str(chosen.absolute())))
     return _dated(settings) if settings.tokenizer.date is None else settings
+
+
+def _placed(settings: RunSettings) -> RunSettings:
+    """Sets `launch.colocate`, unless it is set: on a machine's only GPU the roles take turns."""
+    launch = settings.launch
+    if launch.colocate is not None:
+        return settings
+    alone = len(machine_gpus(os.environ).usable) == 1 and settings.may_be_colocated
+    return dataclasses.replace(settings, launch=dataclasses.replace(launch, colocate=alone))
 
 
 def _dated(settings: RunSettings) -> RunSettings:

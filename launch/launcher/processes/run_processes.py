@@ -21,7 +21,6 @@ from rl_sync.cluster.ports import HeldPorts
 from rl_sync.cluster.rpc import RpcClient
 from rl_sync.cluster.secret import forget, is_open, secret_of
 from rl_sync.cluster.topology import (
-    VISIBLE,
     Member,
     cluster_size,
     members_of,
@@ -172,7 +171,7 @@ class RunProcesses:
             replay = self._start_replay(free[1])
         # Without explorers there is no replay server, and nobody uses this address.
         replay = replay or address_of(self._host, free[1])
-        self._devices = role_environment(settings, os.environ.get(VISIBLE))
+        self._devices = role_environment(settings, os.environ)
         self._addresses = [f"--master={master}", f"--replay={replay}"]
         flags = ["--recover", "--continues"] if self._continues else []
         self._start_role(MASTER, MASTER, lambda: [*self._addresses, *flags])

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 import os
 import shlex
+from collections.abc import Sequence
+
+import jax
 
 from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.cluster import compilation_cache
@@ -18,6 +21,8 @@ from rl_sync.records import summary as span_summary
 from rl_sync.records.backends.backend_catalog import TENSORBOARD
 from rl_sync.records.metric_catalog import RL, MetricValues
 from rl_sync.records.run_records import RunRecords
+from rl_sync.role_names import EXPLORER, TOGETHER, TRAINER, role_of, split
+from rl_sync.roles.assembly import wiring
 from rl_sync.roles.master import unsolved
 from rl_sync.roles.trainer.skipped_updates import PHASES, UNJUDGED, why_unjudged
 from rl_sync.settings.run_settings import RunSettings
@@ -32,6 +37,17 @@ def opening(settings: RunSettings, resumed: work.Resumption | None) -> str:
         f"{describe(settings)}\n\n{goes_on}Work directory: {settings.workdir}\n"
         f"Compiled programs: {cache or 'are not kept'}\n"
     )
+
+
+def memory_advice(settings: RunSettings, names: Sequence[str]) -> str:
+    """Returns settings with which processes need less memory of the devices that were full."""
+    from rl_sync.plan.memory_advice import describe_advice  # Late: no other end of a run needs it.
+
+    jax.config.update("jax_platforms", "cpu")  # Shapes need no accelerator.
+    roles = {split(role_of(name))[0] for name in names}
+    roles = {TRAINER, EXPLORER} if TOGETHER in roles else roles
+    # TPUs differ little from GPUs here, and processes on CPUs are killed before JAX fails.
+    return describe_advice(settings, wiring.load_task(settings), sorted(roles), "gpu")
 
 
 def final_report(settings: RunSettings, summary: Summary) -> str:

@@ -20,7 +20,7 @@ from rl_sync.cluster import malloc
 from rl_sync.isolation.machine_limits import address_hint
 from rl_sync.isolation.process_limits import signal_group
 from rl_sync.launcher.processes.stack_dump import dump_stacks
-from rl_sync.roles.exit_status import ENDED, FAILED, HANDED_OVER, MACHINE_LOST
+from rl_sync.roles.exit_status import DEVICE_FULL, ENDED, FAILED, HANDED_OVER, MACHINE_LOST
 
 _LAST_LINES = 15
 _CRASH = "Fatal Python error: "
@@ -215,7 +215,7 @@ class Death:
         knock_on = "; after it " + ", ".join(map(str, others)) if others else ""
         if is_explained:
             said = ""
-        elif self.status == ENDED and (reason := _reason(self.name, lines)):
+        elif self.status in (ENDED, DEVICE_FULL) and (reason := _reason(self.name, lines)):
             said = f" {reason}"
         else:
             quoted = "\n".join(f"  | {line}" for line in _telling(lines))

@@ -16,8 +16,8 @@ from rl_sync.addons.tinker.tinker_server import TinkerServer
 from rl_sync.addons.tinker.tinker_service import TinkerService
 from rl_sync.api import loaded_policy
 from rl_sync.cluster import compilation_cache
+from rl_sync.cluster.gpus import shared_out
 from rl_sync.cluster.host_names import check_own
-from rl_sync.cluster.topology import VISIBLE, shared_out
 from rl_sync.launcher.command import Arguments
 from rl_sync.launcher.commands.serving import end_asked
 from rl_sync.models.huggingface.reading import CONFIG_FILE, locate
@@ -26,6 +26,8 @@ from rl_sync.settings.records import ConfigError
 from rl_sync.weights.digest import digest
 
 _LOOPBACK = "127.0.0.1"
+_ALWAYS_ALLOWED = 4
+"""Number of samplers that may be started on any machine."""
 _EVERYWHERE = ("0.0.0.0", "::")
 _SERVER = "server"
 _KEY_PREFIX = "tml-"
@@ -110,17 +112,18 @@ def _devices(samplers: int) -> dict[str, dict[str, str]]:
     """Returns environment variables of the server and of its samplers, by their names.
 
     Raises:
-      ConfigError: see `shared_out`.
+      ConfigError: there are more samplers than cores; see also `shared_out`.
     """
     if not samplers:
         return {_SERVER: {}}
+    if samplers > (most := max(_ALWAYS_ALLOWED, os.cpu_count() or 1)):
+        raise ConfigError(
+            f"--samplers={samplers} would start {samplers} processes that each hold the base model"
+            f" and compute, and this machine has {os.cpu_count()} cores: use at most {most}."
+        )
     names = [_SERVER, *(f"sampler{number + 1}" for number in range(samplers))]
-    return shared_out(
-        dict.fromkeys(names, 1),
-        os.environ.get(VISIBLE),
-        "The server and its samplers",
-        "--samplers",
-    )
+    counts = dict.fromkeys(names, 1)
+    return shared_out(counts, os.environ, "The server and its samplers", "--samplers")
 
 
 def read_key(path: Path | str | None) -> str | None:

@@ -145,7 +145,7 @@ def run_trainer(
         def end(schedule: SyncSchedule) -> TrainerEnd:
             if not settings.explorers:
                 return NoTransfer()
-            ends = ends_of(transfer, settings.launch.colocate)
+            ends = ends_of(transfer, settings.hands_over)
             return ends.trainer(site, schedule)
 
         pipeline = pipeline_of(settings.experience.pipeline, task)
@@ -400,7 +400,7 @@ def run_explorer(
         )
         transfer = decided_transfer(session)
         site = _site(session, resources, task, master=addresses.master, transfer=transfer)
-        end = ends_of(transfer, settings.launch.colocate).explorer(site)
+        end = ends_of(transfer, settings.hands_over).explorer(site)
         _await_replay(session, replay)
         ExplorerLoop(
             session=session,

@@ -16,7 +16,7 @@ from rl_sync.cluster.rpc import PeerLostError, RemoteError, RpcClient
 from rl_sync.cluster.secret import secret_of
 from rl_sync.cluster.stop_progress import StopProgress
 from rl_sync.cluster.team import Team
-from rl_sync.cluster.user_errors import log_failure
+from rl_sync.cluster.user_errors import explained, log_failure
 from rl_sync.messages.events import StopRequested
 from rl_sync.messages.master_calls import AskStatus, Happened
 from rl_sync.role_names import TRAINER, split
@@ -149,6 +149,7 @@ class RoleThreads:
         try:
             work()
         except Exception as error:
+            error = explained(error)
             log_failure(_log, role, error)
             self._stop(f"{role} failed")
             self._failures.append(error)

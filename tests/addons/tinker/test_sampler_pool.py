@@ -201,7 +201,9 @@ def test_a_sampler_keeps_the_latest_weights_and_takes_no_others_for_them(policy)
 def test_too_few_gpus_for_the_samplers_are_refused(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     with pytest.raises(
-        ConfigError, match=r"need 3 GPUs .* names 2: name more, or lower --samplers"
+        ConfigError, match=r"need 3 GPUs .* names 2: name more, lower --samplers, or share one"
     ):
         serve_tinker._devices(2)
     assert serve_tinker._devices(0) == {"server": {}}
+    with pytest.raises(ConfigError, match="--samplers=999 would start 999 processes"):
+        serve_tinker._devices(999)
