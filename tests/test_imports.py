@@ -118,6 +118,7 @@ OFFERED = {
     "api.loaded_policy",
     "clock",
     "cluster.compilation_cache",
+    "cluster.gpus",
     "cluster.host_names",
     "cluster.malloc",
     "cluster.ports",

@@ -25,7 +25,7 @@ _WORTHWHILE = 0.95
 """Share of the present maximum above which a change is not proposed."""
 
 
-class Change(NamedTuple):
+class MemorySaving(NamedTuple):
     """A setting that saves memory.
 
     Attributes:
@@ -62,7 +62,7 @@ def describe_advice(
 
 def advice(
     settings: RunSettings, task: Task, role: str, platform: Platform
-) -> tuple[int, list[Change]]:
+) -> tuple[int, list[MemorySaving]]:
     """Returns a role's maximum in bytes of a device, and the changes that save most of it."""
     estimate, proposals = _ROLES[role]
     before = estimate(settings, task, platform).peak
@@ -74,7 +74,7 @@ def advice(
         except (ConfigError, ValueError):
             continue  # It does not fit the other settings.
         if peak < _WORTHWHILE * before:
-            found.append(Change(name, value, peak))
+            found.append(MemorySaving(name, value, peak))
     return before, sorted(found, key=lambda change: change.peak)[:_MOST]
 
 

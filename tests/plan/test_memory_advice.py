@@ -17,6 +17,7 @@ RUNS = {
 }
 
 
+@pytest.mark.samples("adapters", gate=("16 bits", "all parameters", "pages"))
 @pytest.mark.parametrize("role", ESTIMATES)
 @pytest.mark.parametrize("name", RUNS)
 def test_each_change_is_valid_and_needs_what_is_said(name, role):

@@ -840,6 +840,14 @@ EXAMPLES = {
     "explorer.engine, explorer.count": [
         ({**BY_ENGINE, "explorer__engine": f"{ENGINE},{ENGINE}"}, "2 engines for 1 explorers"),
         (
+            {
+                "sync__mode": "multi_explorer",
+                "explorer__count": 2,
+                "explorer__engine": f"{ENGINE},{ENGINE}/",
+            },
+            "for two explorers",
+        ),
+        (
             {**BY_ENGINE, "sync__mode": "multi_explorer", "explorer__count": 2},
             "1 engines for 2 explorers",
         ),

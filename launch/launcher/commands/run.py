@@ -44,6 +44,7 @@ from rl_sync.role_names import MASTER, is_explorer, role_of
 from rl_sync.roles.assembly import wiring
 from rl_sync.roles.assembly.replay_tables import check_replay
 from rl_sync.roles.exit_status import DEVICE_FULL, ENDED, FAILED, MACHINE_LOST
+from rl_sync.roles.explorer.engine_check import check_engines
 from rl_sync.roles.explorer.episode_wiring import check_environment
 from rl_sync.roles.restart_policy import (
     REPLAY,
@@ -501,6 +502,7 @@ def start(
     wiring.check_reward(task)
     teacher_models(settings, task)
     check_teacher_server(settings, task)
+    check_engines(settings)
     wiring.check_reward_servers(settings, task)
     pipeline_of(settings.experience.pipeline, task)
     for note in wiring.try_reward(settings, task):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 
 from rl_sync.addons.tinker.sampler_calls import SampledModel
 from rl_sync.addons.tinker.sampler_pool import SamplerPool, SamplersLostError
 from rl_sync.addons.tinker.service_bounds import ServiceBounds
-from rl_sync.addons.tinker.tinker_server import TinkerServer
+from rl_sync.addons.tinker.tinker_server import TinkerServer, listening
 from rl_sync.addons.tinker.tinker_service import TinkerService
 from rl_sync.api import loaded_policy
 from rl_sync.cluster import compilation_cache
@@ -70,9 +72,12 @@ def execute(arguments: Arguments) -> int:
             " `export` writes of a run."
         )
     devices = _devices(flags.get("samplers", 0))
+    root = Path(flags.get("out", "tinker")).absolute()
+    _check_place(host, flags.get("port", 0), root)
+    # Until it serves, a signal ends it like an error, so that its samplers end with it.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     os.environ.update(devices.pop(_SERVER))  # Before JAX looks for devices.
     policy = loaded_policy.load(base, dtype=flags.get("dtype"))
-    root = Path(flags.get("out", "tinker")).absolute()
     with contextlib.ExitStack() as open_parts:
         pool = None
         try:
@@ -106,6 +111,26 @@ def execute(arguments: Arguments) -> int:
             return FAILED
     print("The server has ended.")
     return 0
+
+
+def _check_place(host: str, port: int, root: Path) -> None:
+    """Raises ConfigError if the address is taken, or the directory cannot be written."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if not os.access(root, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise ConfigError(
+            f"--out={root} must be a directory that can be made and written:"
+            f" {error.strerror or error}. Give another."
+        ) from error
+    try:
+        listening(host, port).close()
+    except OSError as error:
+        raise ConfigError(
+            f"--port={port} cannot be served at {host}: {os.strerror(error.errno or 0)}. Give"
+            " another, or leave it out for any free one."
+        ) from error
 
 
 def _devices(samplers: int) -> dict[str, dict[str, str]]:

@@ -58,8 +58,7 @@ class TinkerServer:
     """
 
     def __init__(self, service: TinkerService, *, host: str, port: int, key: str | None) -> None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=_WAITING_CONNECTIONS)
+        listener = listening(host, port)
         shown = f"[{host}]" if ":" in host else host
         self.address = f"http://{shown}:{listener.getsockname()[1]}"
         self._server = LimitedServer(_application(service, key), listener, _CONNECTIONS)
@@ -70,6 +69,12 @@ class TinkerServer:
         """Ends the server."""
         self._server.should_exit = True
         self._thread.join()
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """Makes the socket of a server; raises OSError if it cannot listen at the address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=_WAITING_CONNECTIONS)
 
 
 def _application(service: TinkerService, key: str | None) -> Starlette:

@@ -176,7 +176,12 @@ class VllmCalls:
 
     def served_length(self) -> int:
         """Returns the maximum number of tokens of a sequence, prompt included."""
-        return int(self._get("/v1/models")["data"][0]["max_model_len"])
+        try:
+            return int(self._get("/v1/models")["data"][0]["max_model_len"])
+        except (KeyError, IndexError, TypeError) as error:
+            raise EngineRefusedError(
+                f"{self.url}/v1/models names no max_model_len, so this is no vLLM server."
+            ) from error
 
     def is_paused(self) -> bool:
         """Says whether the engine is paused; only a server in development mode answers."""
@@ -234,6 +239,10 @@ class VllmCalls:
         """Returns the SHA-256 of the bytes of each tensor that the engine holds, by its name."""
         return dict(self._post("/weight_checker", {"action": "checksum"})["checksums"])
 
+    def close(self) -> None:
+        """Closes the connections."""
+        self._http.close()
+
     def _get(self, path: str) -> Any:
         try:
             response = self._http.get(self.url + path)
@@ -254,7 +263,12 @@ class VllmCalls:
     def _require_served(self, response: httpx2.Response, path: str) -> Any:
         status, text = response.status_code, response.text[:_SHOWN_CHARACTERS]
         if status == 200:
-            return response.json()
+            try:
+                return response.json()
+            except ValueError as error:
+                raise EngineRefusedError(
+                    f"{self.url}{path} answers with no JSON, so this is no vLLM server: {text}"
+                ) from error
         if status in (401, 403) and "scale-out" not in text.lower():
             raise EngineRefusedError(
                 f"{self.url}{path} answers {status}: set {KEY_VARIABLE} to the server's API key."

@@ -26,18 +26,31 @@ def _addresses(s: RunSettings) -> None:
             and 0 < port <= LAST_PORT
             and url.path in ("", "/"),
             f"explorer.engine={engine!r} must be vllm:http://HOST:PORT, such as"
-            " vllm:http://127.0.0.1:8000; leave it empty for the explorers' own engines.",
+            " vllm:http://127.0.0.1:8000, without a path; leave it empty for the explorers' own"
+            " engines.",
+        )
+        require(
+            url.username is None,
+            f"explorer.engine names a user of {url.hostname}:{port}: leave the part before @ out,"
+            " and set VLLM_API_KEY to the server's API key.",
         )
 
 
 def _one_each(s: RunSettings) -> None:
     engines = s.explorer.engines
     require(
-        not engines or len({*engines}) == len(engines) == s.explorers,
+        not engines or len(engines) == s.explorers,
         f"explorer.engine={s.explorer.engine} names {len(engines)} engines for {s.explorers}"
         " explorers (explorer.count): each explorer needs an engine of its own, separated by"
         " commas.",
     )
+    places = [engine.rstrip("/").replace("//localhost:", "//127.0.0.1:") for engine in engines]
+    for engine, place in zip(engines, places, strict=True):
+        require(
+            places.count(place) == 1,
+            f"explorer.engine={s.explorer.engine} names {engine} for two explorers: each needs a"
+            " server of its own.",
+        )
 
 
 def _recorded(s: RunSettings) -> None:

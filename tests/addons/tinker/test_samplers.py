@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from rl_sync.addons.tinker import adapter_passes
+from rl_sync.addons.tinker import adapter_passes, serve_tinker
 from rl_sync.addons.tinker.sampler_pool import SamplerLimits, SamplersLostError
+from rl_sync.launcher.command import Arguments
+from rl_sync.settings.records import ConfigError
 from tests.addons.tinker.conftest import BASE, NAME, sampling, serving
 from tests.processes import lives
 
@@ -277,3 +280,26 @@ sys.exit(main(sys.argv[1:]))
     assert process.returncode == 2
     assert re.fullmatch(r"error: The server cannot start: sampler1 ended .*changed.*\n", errors)
     assert out == ""
+
+
+def test_samplers_end_with_a_server_that_is_ended_before_it_serves(tmp_path):
+    with launched(tmp_path, 1) as process:
+        awaited(lambda: children(process), "a sampler must be started")
+        samplers = children(process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 128 + signal.SIGTERM
+        awaited(lambda: not any(map(lives, samplers)), "samplers must end")
+
+
+@pytest.mark.parametrize("fault", ["port", "out"])
+def test_a_place_that_cannot_be_used_is_told_before_anything_is_loaded(tmp_path, fault):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        flags = {"port": port, "model": BASE, "out": tmp_path}
+        expected = rf"--port={port} cannot be served at 127.0.0.1: Address already in use\. Give"
+        if fault == "out":
+            (tmp_path / "file").touch()
+            flags |= {"out": tmp_path / "file", "port": 0}
+            expected = r"--out=.*file must be a directory .*: File exists\. Give another"
+        with pytest.raises(ConfigError, match=expected):
+            serve_tinker.execute(Arguments("tinker", None, flags, ()))
