@@ -94,7 +94,12 @@ class Agent:
         Raises:
           ValueError: there is no such program or function, or an option's value is invalid.
         """
-        if (command is None) == (function is None):
+        if command is not None and function is not None:
+            raise ValueError(
+                f"The environment agent takes command={command!r} or function={function!r}, and not"
+                " both: leave one of them out."
+            )
+        if command is None and function is None:
             raise ValueError(
                 "The environment agent needs a program or a function: agent(command='python"
                 " my_agent.py') or agent(function='my_agent.py:play')."

@@ -54,6 +54,11 @@ def locate(path: str) -> Path:
     try:
         return Path(huggingface_hub.snapshot_download(path, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError) as error:
+        if path.startswith(("/", ".", "~")) or directory.exists():
+            raise ValueError(
+                f"{path!r} is no directory: give that of a checkpoint, or the name of a model in"
+                " the local Hugging Face cache."
+            ) from error
         raise ValueError(
             f"{path!r} is neither a directory nor a model in the local Hugging Face cache. Give the"
             f" directory of a checkpoint, or fetch the model first: hf download {path}."

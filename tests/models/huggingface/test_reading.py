@@ -91,6 +91,10 @@ def test_a_cached_hub_name_is_found_and_another_is_refused(tmp_path, monkeypatch
         reading.locate("other/model")
     with pytest.raises(ValueError, match="'no/such/place/at/all' is neither a directory"):
         reading.locate("no/such/place/at/all")
+    (tmp_path / "file").touch()
+    for path in (str(tmp_path / "none"), "./none", "~/none", str(tmp_path / "file")):
+        with pytest.raises(ValueError, match="is no directory: give that of a checkpoint"):
+            reading.locate(path)
 
 
 @pytest.mark.parametrize(

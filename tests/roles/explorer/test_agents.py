@@ -367,6 +367,7 @@ def test_agents_that_cannot_be_are_refused_before_the_run():
         "(command='no-such-program x')": "names the program 'no-such-program'",
         '(command="python \'x")': "cannot be read",
         f"(function='{AGENTS}:plya')": "did you mean",
+        f"(command='true', function='{AGENTS}:play')": "and not both: leave one of them out",
         "(function='play')": "must name a function",
         "(command='true', deadline_secs=0)": "a number of seconds above 0",
         "(command='true', separate_reasoning='yes')": "must be True or False",
