@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import urllib.parse
 
+from rl_sync.role_names import explorer_name
 from rl_sync.settings.explorer_settings import VLLM
 from rl_sync.settings.records import require
 from rl_sync.settings.rules.algorithm_rules import danger
@@ -44,13 +45,20 @@ def _one_each(s: RunSettings) -> None:
         " explorers (explorer.count): each explorer needs an engine of its own, separated by"
         " commas.",
     )
-    places = [engine.rstrip("/").replace("//localhost:", "//127.0.0.1:") for engine in engines]
+    places = [_place(s, number) for number in range(len(engines))]
     for engine, place in zip(engines, places, strict=True):
         require(
             places.count(place) == 1,
             f"explorer.engine={s.explorer.engine} names {engine} for two explorers: each needs a"
             " server of its own.",
         )
+
+
+def _place(s: RunSettings, index: int) -> tuple[str, str]:
+    """Returns an engine's address, and for one of a machine's own also the explorer's machine."""
+    address = s.explorer.engines[index].rstrip("/").replace("//localhost:", "//127.0.0.1:")
+    machine = s.launch.elsewhere.get(explorer_name(index + 1), "")
+    return (machine if "//127." in address else ""), address
 
 
 def _recorded(s: RunSettings) -> None:

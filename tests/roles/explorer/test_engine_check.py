@@ -65,6 +65,17 @@ def test_engines_that_answer_pass_and_one_that_is_dead_does_not():
         _check(servers[0].url)
 
 
+def test_engines_of_other_machines_are_not_asked_and_may_have_equal_addresses():
+    settings = settings_with(
+        sync__mode="multi_explorer",
+        explorer__count=2,
+        explorer__engine="vllm:http://localhost:1,vllm:http://127.0.0.1:1",
+        launch__host="10.0.0.1",
+        launch__hosts="explorer1=10.0.0.2,explorer2=10.0.0.3",
+    )
+    check_engines(settings)
+
+
 def test_a_server_without_its_development_mode_is_told_how_to_start():
     server = VllmDouble(CONFIG, Faults(in_development=False))
     with pytest.raises(ConfigError, match="VLLM_SERVER_DEV_MODE=1 in its environment"):
