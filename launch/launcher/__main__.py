@@ -66,6 +66,13 @@ def main(words: Sequence[str]) -> int:
             raise
         print(f"error: {str(error) or 'There is no more memory'}.{hint}", file=sys.stderr)
         return FAILED
+    except RuntimeError as error:
+        from rl_sync.cluster.user_errors import explained
+
+        if (shown := explained(error)) is error:
+            raise
+        print(f"error: {shown}", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr)
         return INTERRUPTED

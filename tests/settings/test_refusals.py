@@ -836,6 +836,12 @@ EXAMPLES = {
             "vllm:http://127.0.0.1:80000",
             "vllm:http://127.0.0.1:8000/v1",
         )
+    ]
+    + [
+        (
+            {**BY_ENGINE, "explorer__engine": "vllm:http://me:pw@127.0.0.1:8000"},
+            "names a user of 127.0.0.1:8000",
+        )
     ],
     "explorer.engine, explorer.count": [
         ({**BY_ENGINE, "explorer__engine": f"{ENGINE},{ENGINE}"}, "2 engines for 1 explorers"),
