@@ -149,7 +149,7 @@ VALUES = [
     ("sync.interval=two", "sync.interval=two must be a whole number"),
     ("sync.mode=custom sync.offset=1000000000", "sync.offset=1000000000 is beyond trainer.steps"),
     ("model.path=", "model.path"),
-    ("model.path=~/nothing", "/nothing' is neither a directory nor a model"),
+    ("model.path=~/nothing", "/nothing' is no directory: give that of a checkpoint"),
     ("trainer.steps=1000000000", "more than the 2,147,483,647 that an optimizer counts"),
     ("algorithm.over_sampling=1e9", "completions a step are more than arrays can hold"),
     ("task.name=", "task.name='' is not one of"),
