@@ -15,11 +15,11 @@ import numpy as np
 from device_parts.finding import CheckFailedError, Finding, PartOptions, median
 from device_parts.memory_peak import memory_limit
 from device_parts.model_shape import shape_directory
-from rl_sync.models import flash
 from rl_sync.models.attention import AttentionLayer, Context, attend
 from rl_sync.models.blocks import QKV
 from rl_sync.models.config import AttentionPath, ModelConfig
 from rl_sync.models.huggingface.reading import load_config
+from rl_sync.models.kernels import flash
 from rl_sync.models.layers import Rotation
 from rl_sync.models.platform import platform
 

@@ -42,14 +42,14 @@ from rl_sync.models.cache import (
     write,
 )
 from rl_sync.models.config import LoraTarget, ModelConfig
-from rl_sync.models.flash import (
+from rl_sync.models.invariant import KEYS
+from rl_sync.models.kernels.flash import (
     SHORTEST_ROW,
     AttentionCall,
     attend_by,
     attend_to_rows,
     kernel_for,
 )
-from rl_sync.models.invariant import KEYS
 from rl_sync.models.layers import (
     Adapter,
     Kernel,

@@ -142,8 +142,8 @@ class ModelConfig:
       attention: `einsum` for the implementation here and `dot_product` for
         `jax.nn.dot_product_attention`, both with all scores at once; `blocks` for those of a block
         of queries and keys at a time; `splash`, `cudnn` or `triton` for a kernel of
-        `rl_sync.models.flash`. `auto` is `einsum` on CPUs; elsewhere it is a kernel that supports
-        the call, or `blocks` if none does.
+        `rl_sync.models.kernels.flash`. `auto` is `einsum` on CPUs; elsewhere it is a kernel that
+        supports the call, or `blocks` if none does.
       batch_invariant: whether a token's results have the same bits whatever is computed beside it,
         and whether it is decoded or scored; see `rl_sync.models.invariant`.
 

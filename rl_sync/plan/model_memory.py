@@ -15,8 +15,8 @@ from jaxtyping import Array
 from rl_sync.models import lora
 from rl_sync.models.cache import empty_cache, map_with_axes
 from rl_sync.models.config import ModelConfig
-from rl_sync.models.flash import KERNELS
 from rl_sync.models.heads import HEAD, blank_scalar_head, token_scalars
+from rl_sync.models.kernels.flash import KERNELS
 from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.placement import as_computed_abstract
 from rl_sync.models.sharding import Layout, using

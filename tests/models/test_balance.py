@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_sync.models import blocks, flash
+from rl_sync.models import blocks
 from rl_sync.models.balance import balance, balanced_order, can_balance, ordered, put_in_order
 from rl_sync.models.blocks import BlockSizes, reached
+from rl_sync.models.kernels import flash
 from rl_sync.models.platform import compiling_for
 from rl_sync.models.sharding import using
 from rl_sync.models.transformer import hidden_states

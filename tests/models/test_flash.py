@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_sync.models import blocks, flash
+from rl_sync.models import blocks
 from rl_sync.models.attention import AttentionLayer, Context, attend
-from rl_sync.models.flash import AttentionCall, kernel_for
+from rl_sync.models.kernels import flash
+from rl_sync.models.kernels.flash import AttentionCall, kernel_for
 from rl_sync.models.layers import Rotation
 from rl_sync.models.platform import compiling_for
 from rl_sync.models.sharding import using

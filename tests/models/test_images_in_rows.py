@@ -12,7 +12,7 @@ from rl_sync.models import blocks, lora, quantization
 from rl_sync.models.balance import can_balance
 from rl_sync.models.blocks import Tokens, reached, visible
 from rl_sync.models.config import Lora
-from rl_sync.models.flash import AttentionCall, kernel_for, require_fit
+from rl_sync.models.kernels.flash import AttentionCall, kernel_for, require_fit
 from rl_sync.models.placement import abstract_params, undivided
 from rl_sync.models.platform import compiling_for
 from rl_sync.models.sharding import using

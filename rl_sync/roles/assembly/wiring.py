@@ -18,8 +18,8 @@ from rl_sync.environments.environment_catalog import environments_of_sets, gives
 from rl_sync.learning.drawing_versions import KeptVersions
 from rl_sync.learning.rows.batching import Batching, ExpectedImages, default_row_tokens
 from rl_sync.models.config import ModelConfig
-from rl_sync.models.flash import AttentionCall, require_fit
 from rl_sync.models.invariant import KEYS
+from rl_sync.models.kernels.flash import AttentionCall, require_fit
 from rl_sync.models.paging.paged_cache import page_bytes
 from rl_sync.models.platform import compiling_for
 from rl_sync.models.sharding import Layout
