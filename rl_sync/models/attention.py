@@ -43,6 +43,7 @@ from rl_sync.models.cache import (
 )
 from rl_sync.models.config import LoraTarget, ModelConfig
 from rl_sync.models.invariant import KEYS
+from rl_sync.models.kernels.decode import attend_and_write, decodes_by_kernel
 from rl_sync.models.kernels.flash import (
     SHORTEST_ROW,
     AttentionCall,
@@ -162,19 +163,22 @@ class Attention(nn.Module):
         bias = None
         if config.qkv_bias:
             bias = param(self, "qkv_bias", initializers.zeros, (K, N + 2, H), axes[1:])
-        queries, keys, values = self._project(x, weights, bias)
-        by = _rotation_of(layer, context)
-        queries, keys = rotate(queries, by), rotate(keys, by)
+        qkv, by = self._project(x, weights, bias), _rotation_of(layer, context)
         fresh: AnyCache | None = None
-        if cache is None:
-            if self.collect:
-                fresh = _collected(config, keys, values, context)
-            attended = attend(config, QKV(queries, keys, values), layer, context)
+        if cache is not None and x.shape[1] == 1 and decodes_by_kernel(config):
+            where = context.positions[:, 0], layer.number, layer.window
+            attended, fresh = attend_and_write(config, qkv, by, cache, *where)
         else:
-            fresh = _written(cache, layer.number, QKV(queries, keys, values), context.positions)
-            attended = attend_cached(
-                config, queries, fresh, layer=layer, context=context, span=self.span
-            )
+            qkv = QKV(rotate(qkv.queries, by), rotate(qkv.keys, by), qkv.values)
+            if cache is None:
+                if self.collect:
+                    fresh = _collected(config, qkv.keys, qkv.values, context)
+                attended = attend(config, qkv, layer, context)
+            else:
+                fresh = _written(cache, layer.number, qkv, context.positions)
+                attended = attend_cached(
+                    config, qkv.queries, fresh, layer=layer, context=context, span=self.span
+                )
         y = project(config, attended, out, inputs=3)
         if config.lora:
             adapter = Adapter(config, {"o": ((D,), ("embed",))}, inputs=3, name="out_lora")

@@ -76,15 +76,19 @@ def _in_stored_order(x: Array, sharding: NamedSharding) -> Array:
     )
 
 
-def on_shards(function: Callable[..., Array], *axes: Cut) -> Callable[..., Array]:
+def on_shards(
+    function: Callable[..., Any], *axes: Cut, like: tuple[int, ...] | None = None
+) -> Callable[..., Any]:
     """Makes a function run on each device's shards of its arguments, without communication.
 
     If the current layout has one device, the function runs unchanged.
 
     Args:
-      function: maps arrays to an array with the shape and sharding of the first argument.
+      function: maps arrays to an array with the sharding of the first argument.
       axes: for each argument, the logical names of its first axes, or its sharding. An argument may
         be None.
+      like: for a function that returns several arrays, the number of the argument whose sharding
+        each has.
     """
 
     def cut(x: Array | None, of: Cut) -> PartitionSpec:
@@ -92,12 +96,13 @@ def on_shards(function: Callable[..., Array], *axes: Cut) -> Callable[..., Array
             return of if isinstance(of, PartitionSpec) else PartitionSpec()
         return in_use().sharding(of, x.shape).spec
 
-    def run(*arrays: Array | None) -> Array:
+    def run(*arrays: Array | None) -> Any:
         if not laid_out():
             return function(*arrays)
         layout, specs = in_use(), tuple(cut(*pair) for pair in zip(arrays, axes, strict=True))
+        made = specs[0] if like is None else tuple(specs[number] for number in like)
         mapped = jax.shard_map(
-            function, mesh=layout.mesh, in_specs=specs, out_specs=specs[0], check_vma=False
+            function, mesh=layout.mesh, in_specs=specs, out_specs=made, check_vma=False
         )
         return mapped(*arrays)
 

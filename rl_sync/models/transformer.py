@@ -5,8 +5,9 @@ experts. `ModelConfig` describes the families' differences. Linen stays inside t
 outside sees only functions, and `Params`, a plain dict of arrays.
 
 Blocks run under `nn.scan`, so every block parameter has a leading layer axis, and compile time does
-not grow with depth. Only a model of a few layers is unrolled. Parameters and activations have
-logical axis names: batch, length, vocab, embed, heads, kv, head_dim, mlp, layers, experts.
+not grow with depth. Models of a few layers are unrolled, and decode steps on GPUs: there one CUDA
+graph of all layers takes the place of hundreds of launches. Parameters and activations have logical
+axis names: batch, length, vocab, embed, heads, kv, head_dim, mlp, layers, experts.
 
 Letters in shapes: B rows, T positions, S key positions, D embed, K kv heads, H head dim, V vocab,
 L layers, C experts of a token.
@@ -46,6 +47,7 @@ from rl_sync.models.layers import (
 )
 from rl_sync.models.mixture.mixture_layer import MixtureMLP
 from rl_sync.models.paging.paged_cache import AnyCache
+from rl_sync.models.platform import platform
 from rl_sync.models.sharding import constrain, laid_out
 from rl_sync.models.vision.projector import Seen, VisionParts, placed, tile_ends
 from rl_sync.models.vocabulary.lookup import lookup
@@ -173,7 +175,8 @@ class Transformer(nn.Module):
             projected = VisionParts(config, name="vision")(images.features if images else None)
         run = _run
         few = config.num_layers <= UNROLLED_LAYERS
-        unrolled = few and config.remat == "none" and cache is None and not self.collect
+        decodes = cache is not None
+        unrolled = few and config.remat == "none" and not (decodes or self.collect)
         if config.remat != "none" and cache is None:
             run = nn.remat(_run, prevent_cse=False, policy=REMAT_POLICIES[config.remat])
         run_all = nn.scan(
@@ -183,7 +186,7 @@ class Transformer(nn.Module):
             in_axes=(0, 0, nn.broadcast),
             out_axes=0,
             length=config.num_layers,
-            unroll=config.num_layers if unrolled else 1,
+            unroll=config.num_layers if unrolled or (decodes and platform() == "gpu") else 1,
             metadata_params={nn.PARTITION_NAME: "layers"},
             # The check would trace every block again, to find variables that all layers share.
             check_constancy_invariants=False,
@@ -213,8 +216,9 @@ def _embedded(
 def _layers(config: ModelConfig) -> AttentionLayer:
     slides = np.array(config.sliding_layers or (False,) * config.num_layers)
     window = np.where(slides, config.sliding_window, _EVERYTHING).astype(np.int32)
-    index = jnp.arange(config.num_layers, dtype=jnp.int32)
-    return AttentionLayer(index, jnp.asarray(window), jnp.asarray(slides))
+    # Constants: an unrolled scan then has no slices of them.
+    index = np.arange(config.num_layers, dtype=np.int32)
+    return AttentionLayer(*map(jnp.asarray, (index, window, slides)))
 
 
 def _context(

@@ -22,6 +22,7 @@ from rl_sync.spelling import hint
 
 HOST_GPUS = 8
 _CUDNN = (9, 10)
+_CUDA = "12.9.0"  # From here on XLA puts products with parts of arrays into CUDA graphs.
 _POD_SIDE = 16  # Chips along each axis of a pod of v5e or v6e.
 _CUBE_SIDE = 4  # Chips along each axis of a cube of v4, v5p or tpu7x, which switches join.
 _EXAMPLES = "v5e:4x4, 2xv5e:4x4 (two slices), v5p:2x2x1 or h100:8"
@@ -206,6 +207,9 @@ def _gpu_description(
     return f"""
     gpu_device_info {{
       cuda_compute_capability {{ major: {major} minor: {minor} }}
+      runtime_version: "{_CUDA}"
+      driver_version: "{_CUDA}"
+      compile_time_toolkit_version: "{_CUDA}"
       core_count: {cores}
       fpus_per_core: {kind.lanes}
       clock_rate_ghz: {kind.clock_ghz}
