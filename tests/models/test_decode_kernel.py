@@ -95,7 +95,6 @@ CASES = {
 }
 
 
-@pytest.mark.nightly
 @pytest.mark.samples(gate=("a group of 7", "pages in parts with a window"))
 @pytest.mark.parametrize("name", CASES)
 def test_it_attends_to_the_row_and_its_new_token(name, monkeypatch):
@@ -121,7 +120,6 @@ def test_it_writes_one_slot_of_each_row_that_is_fed_and_of_one_layer():
         assert np.argwhere(changed).tolist() == [[LAYER, 0, 600], [LAYER, 2, 65], [LAYER, 3, 0]]
 
 
-@pytest.mark.nightly
 @pytest.mark.samples(gate=("biased and untied-False-mesh0", "stretched-True-mesh1"))
 @pytest.mark.parametrize("mesh", [{}, {"data": 2, "tensor": 2}])
 @pytest.mark.parametrize("paged", [False, True])
