@@ -22,6 +22,7 @@ from rl_sync.models.platform import Platform, compiling_for
 from rl_sync.models.sharding import Layout
 from rl_sync.plan import lowered_programs, memory_estimate, model_memory
 from rl_sync.plan.compiled_text import CompiledProgramText
+from rl_sync.plan.kernel_counts import kernels_of_step, kernels_of_token
 from rl_sync.plan.roofline import decode_work, link_bytes, step_work
 from rl_sync.plan.targets import target
 from rl_sync.roles.assembly import wiring
@@ -38,7 +39,10 @@ TABLE = Path(__file__).parent / "compiled_figures.jsonl"
 GROWTH, GAP = 0.05, 0.1
 """Greatest growth of a figure, and greatest gap between `plan` and the compiler."""
 
-_FIGURES = ("planned_gb", "peak_gb", "link_gb", "cache_copies", "least_secs", "versions")
+_FIGURES = (
+    "planned_gb", "peak_gb", "link_gb", "cache_copies", "least_secs", "kernels", "layer_kernels",
+    "versions",
+)  # fmt: skip
 
 
 class Case(NamedTuple):
@@ -81,6 +85,8 @@ SMALL, LARGE, HUGE, EXPERTS = "qwen2.5-0.5b", "qwen2.5-7b", "qwen2.5-72b", "qwen
 LLAMA, GEMMA, SEES = "llama-3.1-8b", "gemma-3-4b", "gemma-3-4b-vision"
 OFFLOADED = (("trainer.offload_optimizer", True), ("trainer.offload_reference", True))
 RANK_16 = (("model.lora.rank", 16),)
+INT8 = (("explorer.quantization", "int8"),)
+PAGES = (("rollout.cache_bytes", 400_000_000),)
 LORA = (("model.lora.rank", 16), ("model.lora.targets", "q,k,v,o"))
 CASES = (
     Case(SMALL, "v5e:2x2", (1, 4, 1), 8, 1024, remat="none"),
@@ -153,6 +159,14 @@ CASES = (
     Case("llama-3.2-1b", "h100:2", (2, 1, 1), 160, 3000, "decode"),
     Case("qwen3-4b", "v6e:2x4", (1, 1, 8), 320, 1800, "decode"),
     Case("qwen3-4b", "v6e:2x4", (1, 1, 8), 320, 1800, "prefill"),
+    # One GPU, as most users have.
+    Case(SMALL, "h100:1", (1, 1, 1), 64, 1024, "decode"),
+    Case(LARGE, "h100:1", (1, 1, 1), 32, 1024, "decode"),
+    Case(LARGE, "h100:1", (1, 1, 1), 128, 1024, "decode"),
+    Case(LARGE, "h100:1", (1, 1, 1), 128, 1024, "decode", settings=INT8),
+    Case(LLAMA, "h100:1", (1, 1, 1), 32, 1024, "decode"),
+    Case(SMALL, "h100:1", (1, 1, 1), 64, 1024, "decode", settings=PAGES),
+    Case(SMALL, "l4:1", (1, 1, 1), 64, 1024, "decode"),
     # Two devices share each kv head, and divide its cache.
     Case(LARGE, "v5e:2x4", (1, 1, 8), 64, 4096, "decode"),
     Case(LARGE, "h100:8", (1, 1, 8), 64, 4096, "decode"),
@@ -208,6 +222,11 @@ def regressions(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
         f"{name} grew from {before[name]} to {now[name]}, by more than {GROWTH:.0%}"
         for name in ("peak_gb", "link_gb")
         if now[name] > (1 + GROWTH) * before[name] + 0.001  # Figures are rounded to a MB.
+    ]
+    found += [
+        f"{name} grew from {before[name]} to {now[name]}"
+        for name in ("kernels", "layer_kernels")
+        if name in before and now[name] > (1 + GROWTH) * before[name]
     ]
     if now.get("cache_copies", 0) > before.get("cache_copies", 0):
         found.append(f"cache_copies grew from {before['cache_copies']} to {now['cache_copies']}")
@@ -308,7 +327,7 @@ def compiled(case: Case) -> dict[str, Any]:
     program = program_of(case, settings, task, layout)
     started = time.process_time()
     try:
-        reading = CompiledProgramText.of(program.lower().compile())
+        reading = CompiledProgramText.of(program.compile())
     except Exception as error:
         return {"error": str(error)[:400]}
     use = reading.memory
@@ -331,6 +350,11 @@ def compiled(case: Case) -> dict[str, Any]:
         slots, span = program.sizes
         line["least_secs"] = decode_work(settings, task, slots, span, reading).secs(rates)
         line["cache_copies"] = cache_copies(reading, settings, task, where.chip.platform, slots)
+    if where.chip.platform == "gpu" and trains:
+        line["kernels"] = kernels_of_step(reading)
+    elif where.chip.platform == "gpu" and case.program == "decode":
+        found = kernels_of_token(reading, wiring.explorer_model(settings, task).num_layers)
+        line |= {"kernels": found.total, "layer_kernels": round(found.of_layer, 2)}
     return line
 
 
@@ -363,9 +387,8 @@ def cache_copies(
     with compiling_for(platform):
         both = model_memory.cache_bytes(model, slots, model.max_length, settings.explorer_layout)
     keys = both / 2
-    in_place = ("scatter", "dynamic-update-slice", "dynamic_update_slice")
     return sum(
         any(abs(shape.bytes - keys) < 0.05 * keys for shape in one.shapes)
         for one in reading.made(0.9 * keys)
-        if not any(part in one.name for part in in_place)
+        if not one.in_place
     )

@@ -18,6 +18,7 @@ from rl_sync.plan import model_memory
 from rl_sync.plan.compile_progress import CompileProgress
 from rl_sync.plan.compiled_text import Collective, CompiledProgramText
 from rl_sync.plan.forecast import Durations, forecast
+from rl_sync.plan.kernel_counts import kernels_of_step, kernels_of_token
 from rl_sync.plan.lowered_programs import LowerableProgram, rollout_programs, train_step
 from rl_sync.plan.memory_estimate import ESTIMATES, MemoryEstimate, explorer_estimate, step_estimate
 from rl_sync.plan.memory_text import format_bytes
@@ -106,6 +107,8 @@ def _step(
     bound = f": MFU at most {mfu:.0%}" if mfu < _FULL else " of the model's FLOPs alone"
     limit = work.limit(rates)
     lines.append(f"    at least {format_secs(secs)} a step, limited by {limit}{bound}")
+    if where.chip.platform == "gpu":
+        lines.append(f"    {kernels_of_step(found.reading):,} kernels a step")
     return secs, found.reading.memory.peak, lines
 
 
@@ -134,6 +137,9 @@ def _of_engine(
         f"    at least {format_secs(secs)} for a token of each of {slots:,} slots, limited"
         f" by {work.limit(rates)}: at most {rate:,.0f} tokens/s"
     )
+    if where.chip.platform == "gpu":
+        layers = wiring.explorer_model(settings, task).num_layers
+        lines.append(f"    {kernels_of_token(found.reading, layers)}")
     return rate, lines
 
 
@@ -196,7 +202,7 @@ def _compiled(program: LowerableProgram, progress: CompileProgress) -> _Compiled
     try:
         reading = progress.compiling(
             f"{program.role} {_named(program)}",
-            lambda: CompiledProgramText.of(program.lower().compile()),
+            lambda: CompiledProgramText.of(program.compile()),
         )
     except jax.errors.JaxRuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -26,6 +26,11 @@ COLLECTIVES = (
     "collective-permute",
     "collective-broadcast",
 )
+_NO_LAUNCH = {
+    "after-all", "bitcast", "call", "conditional", "constant", "get-tuple-element", "opt-barrier",
+    "parameter", "partition-id", "tuple", "while",
+}  # fmt: skip
+"""Operations that run nothing on a GPU."""
 _HEAD = re.compile(r"(?:ENTRY )?%?([\w.-]+) \(.*\) -> .*\{$")
 _LINE = re.compile(r"\s*(?:ROOT )?%?([\w.-]+) = (.*?) ([a-z][a-z0-9-]*)\(")
 _ARRAY = re.compile(r"\b([a-z]+[0-9]*(?:e\d+m\d+\w*)?)\[([0-9,]*)\]")
@@ -67,6 +72,12 @@ class Operation(NamedTuple):
     loops: tuple[int, ...]
     computation: str
     line: str
+
+    @property
+    def in_place(self) -> bool:
+        """True if it updates an argument: a scatter, or a kernel whose result has its memory."""
+        updates = ("scatter", "dynamic-update-slice", "dynamic_update_slice")
+        return any(name in self.name for name in updates) or "operand_aliasing" in self.line
 
     @property
     def fused(self) -> bool:
@@ -192,6 +203,51 @@ class CompiledProgramText:
             )
             found[key] = _joined(found[key], one) if key in found else one
         return list(found.values())
+
+    @functools.cached_property
+    def launches(self) -> list[Operation]:
+        """Returns what a GPU starts by itself: kernels, calls of libraries, and copies.
+
+        An operation in a loop is started once for each of its trips.
+        """
+        inner = self._inner
+        return [
+            one
+            for one in self.operations
+            if one.kind not in _NO_LAUNCH
+            and not one.kind.endswith("-done")
+            and one.computation not in inner
+            and 'custom_call_target="Sharding"' not in one.line
+        ]
+
+    @functools.cached_property
+    def _inner(self) -> set[str]:
+        """Names of the computations that are part of one operation: fusions and reductions."""
+        return {
+            name
+            for one in self.operations
+            if one.kind != "call"
+            for role, names in _CALLED.findall(one.line)
+            if role in ("calls", "to_apply")
+            for name in re.findall(r"%([\w.-]+)", names)
+        }
+
+    def source(self, operation: Operation) -> str:
+        """Returns the path of an operation in the traced program; that of a part if it has none."""
+        if found := _SOURCE.search(operation.line):
+            return found[1]
+        called = re.search(r"calls=%([\w.-]+)", operation.line)
+        parts = self._sources.get(called[1], [""]) if called else [""]
+        return parts[-1]
+
+    @functools.cached_property
+    def _sources(self) -> dict[str, list[str]]:
+        """Paths in the traced program of the operations of each computation."""
+        found: dict[str, list[str]] = {}
+        for one in self.operations:
+            if source := _SOURCE.search(one.line):
+                found.setdefault(one.computation, []).append(source[1])
+        return found
 
     @property
     def kernels(self) -> set[str]:

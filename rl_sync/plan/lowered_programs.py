@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -14,6 +14,7 @@ from rl_sync.models.sharding import Layout, using
 from rl_sync.roles.assembly import wiring
 from rl_sync.roles.assembly.build import trainer_of
 from rl_sync.roles.assembly.engines import rollout_changes, rollout_engine
+from rl_sync.roles.assembly.gpu_flags import compiler_options
 from rl_sync.roles.assembly.parameters import parameters_of
 from rl_sync.rollout.buckets import power_of_two
 from rl_sync.rollout.engine_programs import DECODING, LEAST_STOP_IDS, CompiledProgram
@@ -29,13 +30,19 @@ class LowerableProgram(NamedTuple):
       role: `trainer` or `explorer`.
       name: name of the function.
       sizes: sizes of its arguments.
-      lower: traces it for the current platform.
+      lower: traces it for its devices.
+      options: compiler options, as roles have them.
     """
 
     role: str
     name: str
     sizes: tuple[int, ...]
     lower: Callable[[], jax.stages.Lowered]
+    options: Mapping[str, bool]
+
+    def compile(self) -> jax.stages.Compiled:
+        """Compiles it for its devices, which this process need not have."""
+        return self.lower().compile(dict(self.options))
 
 
 def layout_on(settings: RunSettings, role: str, devices: Sequence[jax.Device]) -> Layout:
@@ -49,7 +56,8 @@ def train_step(settings: RunSettings, task: Task, layout: Layout) -> LowerablePr
     batch = wiring.batching_of(settings, task).largest()
     sizes = batch.rows.tokens.shape
     lower = functools.partial(trainer.lower_step, trainer.abstract(), batch)
-    return LowerableProgram("trainer", "step", sizes, _for_devices(layout, lower))
+    options = _options(settings, layout)
+    return LowerableProgram("trainer", "step", sizes, _for_devices(layout, lower), options)
 
 
 def rollout_programs(
@@ -92,11 +100,26 @@ def rollout_programs(
     called = {"decode": DECODING[possible.speculation][0]}
     return [
         LowerableProgram(
-            "explorer", name, size, _for_devices(layout, functools.partial(possible.lower, one))
+            "explorer",
+            name,
+            size,
+            _for_devices(layout, functools.partial(possible.lower, one)),
+            _options(settings, layout),
         )
         for name, size in sizes.items()
         for one in [CompiledProgram(called.get(name, name), (*size, *more.get(name, ())))]
     ]
+
+
+def _options(settings: RunSettings, layout: Layout) -> dict[str, bool]:
+    if isinstance(layout.mesh, jax.sharding.AbstractMesh) or _platform_of(layout) != "gpu":
+        return {}
+    return compiler_options(settings.explorer_dtype, settings.quantization is not None)
+
+
+def _platform_of(layout: Layout) -> Platform:
+    name = layout.mesh.devices.flat[0].platform
+    return name if name in ("cpu", "tpu") else "gpu"
 
 
 def _for_devices(
@@ -105,9 +128,7 @@ def _for_devices(
     """Makes a function trace for the devices of a layout, which this process need not have."""
 
     def lowered() -> jax.stages.Lowered:
-        device = layout.mesh.devices.flat[0]
-        name = device.platform
-        platform: Platform = name if name in ("cpu", "tpu") else "gpu"
+        device, platform = layout.mesh.devices.flat[0], _platform_of(layout)
         with compiling_for(platform), using(layout), contextlib.ExitStack() as of_gpu:
             if platform == "gpu":  # Libraries of kernels ask the default device for its kind.
                 of_gpu.enter_context(jax.default_device(device))

@@ -10,6 +10,16 @@ _FLAGS = "XLA_FLAGS"
 _TRITON = "xla_gpu_enable_triton_gemm"
 
 
+def leaves_to_cublas(dtype: str, quantized: bool) -> bool:
+    """Says whether `choose` leaves the products of a role to cuBLAS."""
+    return not quantized or dtype == "float32"
+
+
+def compiler_options(dtype: str, quantized: bool) -> dict[str, bool]:
+    """Returns the same choice as compiler options of one program."""
+    return {_TRITON: False} if leaves_to_cublas(dtype, quantized) else {}
+
+
 def choose(dtype: str, quantized: bool, environment: MutableMapping[str, str]) -> None:
     """Leaves matrix products to cuBLAS on GPUs; call it before JAX starts its backend.
 
@@ -32,8 +42,6 @@ def choose(dtype: str, quantized: bool, environment: MutableMapping[str, str]) -
         import jax  # Late: the master needs no JAX.
 
         jax.config.update("jax_platforms", "cuda,cpu")
-    if quantized and dtype != "float32":
-        return
     given = environment.get(_FLAGS, "")
-    if has_plugin() and _TRITON not in given:
+    if leaves_to_cublas(dtype, quantized) and has_plugin() and _TRITON not in given:
         environment[_FLAGS] = f"{given} --{_TRITON}=false".strip()

@@ -54,7 +54,7 @@ def _read(name, batching, on, dtype="bfloat16"):
         layout = lowered_programs.layout_on(settings, "explorer", on)
         found = lowered_programs.rollout_programs(settings, TASK, layout, rows=4, prompts=(4, T))
         (program,) = (one for one in found if one.name == name)
-    return CompiledProgramText.of(program.lower().compile())
+    return CompiledProgramText.of(program.compile())
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,18 @@ def test_results_inside_fusions_and_views_are_not_made(read):
     assert {one.name for one in read.made(least=128)} == {"f", "copy.2", "agd", "ar", "k"}
 
 
+def test_what_a_gpu_starts_leaves_out_parts_of_fusions_and_views(read):
+    found = {one.name: one.loops for one in read.launches}
+    assert found == {"f": (), "copy.2": (), "k": (), "ar": (0,), "q": (0, 24), "ag": (0, 24)}
+
+
+def test_an_operation_without_a_source_has_that_of_the_last_of_its_parts():
+    text = TEXT.replace("add(%p0, %p0)", 'add(%p0, %p0), metadata={op_name="f/blocks/add"}')
+    read = CompiledProgramText(text, MemoryUse(0, 0, 0, 0, 0))
+    found = {one.name: read.source(one) for one in read.launches}
+    assert (found["f"], found["copy.2"]) == ("f/blocks/add", "")
+
+
 def test_kernels_and_aliases_are_counted(read):
     assert read.kernels == {"flash"}
     assert read.aliases == 2

@@ -39,9 +39,7 @@ def compiled(chips, devices, row_tokens, mesh, **model):
     )
     settings = read_settings(config.to_dict())
     layout = lowered_programs.layout_on(settings, "trainer", devices(chips))
-    read = CompiledProgramText.of(
-        lowered_programs.train_step(settings, task, layout).lower().compile()
-    )
+    read = CompiledProgramText.of(lowered_programs.train_step(settings, task, layout).compile())
     return read, step_estimate(settings, task, target(chips).chip.platform)
 
 

@@ -112,7 +112,7 @@ def test_the_explorer_decodes_on_four_chips_of_eight(devices):
     assert layout.mesh.size == len(own) == 4
     programs = rollout_programs(settings, task, layout)
     (decode,) = (program for program in programs if program.name == "decode")
-    peak = CompiledProgramText.of(decode.lower().compile()).memory.peak
+    peak = CompiledProgramText.of(decode.compile()).memory.peak
     name, column, _ = CASES[chips]
     said = _gigabytes(_book(name), "explorer's decode", column)
     assert peak / 1e9 == pytest.approx(said, rel=0.1)

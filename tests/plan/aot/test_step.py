@@ -101,7 +101,7 @@ def test_large_products_read_the_dtype_of_the_computation(lowered):
 def test_what_is_offloaded_is_in_host_memory_while_gradients_are_computed(devices):
     """The target's devices must say which memories they have, as those of GPUs do not."""
     of = devices("v5e:2x2")
-    plain = CompiledProgramText.of(step_on(of).lower().compile())
+    plain = CompiledProgramText.of(step_on(of).compile())
     step = step_on(of, offload_reference=True, offload_optimizer=True).lower()
     found = CompiledProgramText.of(step.compile())
     abstract = step.args_info[0][0]
