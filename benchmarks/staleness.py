@@ -272,7 +272,8 @@ class Study:
             random = np.random.default_rng([case.seed, step])
             chosen = random.integers(0, len(task.demonstrations), settings.batch_size)
             rows = task.encode_demonstrations([task.demonstrations[i] for i in chosen])
-            state, _ = trainer.sft_step(state, *rows)
+            tokens, mask = map(jnp.asarray, rows)
+            state, _ = trainer.sft_step(state, tokens, mask)
         state = trainer.begin(state)
         SnapshotFolder(path).save(0, state, {}, Retention(1))
         return state

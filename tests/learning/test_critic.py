@@ -88,7 +88,7 @@ def test_the_first_update_is_that_of_the_returns_and_of_the_advantages_that_they
         return jnp.roll(_scalars(MODEL, whole, batch.rows.tokens), 1, axis=1)
 
     def loss_of(params, critic):
-        logprobs = trainer._forward.logprobs(params, {}, RowInputs(batch.rows.tokens))
+        logprobs = trainer.forward.logprobs(params, {}, RowInputs(batch.rows.tokens))
         above = batch.rewards[:, None] - jax.lax.stop_gradient(values_of(critic, params))
         errors = jnp.square(values_of(critic, params) - batch.rewards[:, None])
         return jnp.where(mask, -above * logprobs + 0.25 * errors, 0).sum() / count

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, TypeVar, cast
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ from rl_sync.learning.objective import LossConfig, Metrics, OfTokens
 from rl_sync.learning.opt_state import ShardedOptimizer, all_finite, updates_taken
 from rl_sync.learning.optimizer import rl_optimizer, rl_rate, sft_optimizer, sft_rate
 from rl_sync.learning.preparation import Preparation
+from rl_sync.learning.state_step import StateStep
 from rl_sync.learning.teachers import AnyTeacher, ServedTeacher, Teacher
 from rl_sync.learning.train_state import TrainState
 from rl_sync.learning.update import Common, Learned, PolicyUpdate, Share, StepValues, Update
@@ -45,28 +46,13 @@ from rl_sync.models.placement import (
     put,
     shardings,
 )
-from rl_sync.models.sharding import Layout, constrain, using
+from rl_sync.models.sharding import Layout, constrain
 from rl_sync.models.shards import all_as_stored
 from rl_sync.types import Demonstrations, Packing, Params, RowImages, TrainBatch
 
 Step = Callable[[TrainState, TrainBatch], tuple[TrainState, Metrics]]
-Of = ParamSpec("Of")
-Result = TypeVar("Result")
 
 _all_finite = jax.jit(all_finite)
-
-
-def _in_layout(
-    step: Callable[Concatenate[Trainer, Of], Result],
-) -> Callable[Concatenate[Trainer, Of], Result]:
-    """Traces a method in the trainer's layout."""
-
-    @functools.wraps(step)
-    def within(self: Trainer, *args: Of.args, **kwargs: Of.kwargs) -> Result:
-        with using(self.layout):
-            return step(self, *args, **kwargs)
-
-    return within
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +109,7 @@ class Trainer:
     def start(self, params: Params) -> TrainState:
         """Makes a state, ready for `sft_step`, from a policy in the trainer's layout."""
         params = self.held(params)
-        trained, _ = self._forward.split(params)
+        trained, _ = self.forward.split(params)
         step = put(jnp.int32(0), self.layout.repeated)
         return TrainState(
             step=step,
@@ -135,8 +121,8 @@ class Trainer:
 
     def held(self, params: Params) -> Params:
         """Returns parameters as states hold them: frozen ones in the dtype of the computation."""
-        trained, frozen = self._forward.split(params)
-        return self._forward.join(trained, as_computed(self.model, frozen))
+        trained, frozen = self.forward.split(params)
+        return self.forward.join(trained, as_computed(self.model, frozen))
 
     def is_finite(self, state: TrainState) -> bool:
         """Says whether all parameters are finite."""
@@ -144,7 +130,7 @@ class Trainer:
 
     def begin(self, state: TrainState) -> TrainState:
         """Makes the policy of `state` the start and the reference of RL, with a fresh optimizer."""
-        trained, _ = self._forward.split(state.params)
+        trained, _ = self.forward.split(state.params)
         ref_params = None
         if self.loss.algorithm.needs_reference:
             ref_params = jax.tree.map(jnp.copy, as_computed(self.model, trained))
@@ -212,8 +198,7 @@ class Trainer:
         """Returns the shardings in which `step` reads the arrays of a batch."""
         return shardings(self._abstract_batch(batch))
 
-    @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-    @_in_layout
+    @StateStep
     def sft_step(
         self,
         state: TrainState,
@@ -227,9 +212,9 @@ class Trainer:
         A non-finite update is skipped, and counted in `skipped_updates` or `loss_scale_skips`; see
         `step`.
         """
-        trained, frozen = self._forward.split(state.params)
+        trained, frozen = self.forward.split(state.params)
         tokens, mask = constrain(tokens, "batch"), constrain(mask, "batch")
-        forward = self._forward.plain
+        forward = self.forward.plain
 
         def loss_of(
             trained: Params, tokens: Int[Array, "B T"]
@@ -257,11 +242,10 @@ class Trainer:
         metrics |= metrics_of(scaling)
         rate = sft_rate(self.optimizer, self.sft)
         metrics["learning_rate"] = self._rate(rate, state.opt_state)
-        params = self._forward.join(trained, frozen)
+        params = self.forward.join(trained, frozen)
         return state._replace(params=params, opt_state=opt_state, loss_scale=scaling), metrics
 
-    @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-    @_in_layout
+    @StateStep
     def step(self, state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
         """Takes one trainer step: `updates_per_batch` updates, each on an equal share of groups.
 
@@ -276,14 +260,14 @@ class Trainer:
         `token_entropies`, and `token_advantages` if each token has its own advantage. Values
         outside the completion mask are undefined.
         """
-        trained, frozen = self._forward.split(state.params)
+        trained, frozen = self.forward.split(state.params)
         kept = state.ref_params
         if self.offload_reference and kept is not None:
             state = state._replace(ref_params=move(kept, self._abstract_trained))
         learned, of_updates, of_tokens, of_batch = self._learned(state, trained, frozen, batch)
         trained, opt_state, critic, loss_scale = learned
         learns = state.step >= self._critic_steps
-        params = self._forward.join(trained, frozen)
+        params = self.forward.join(trained, frozen)
         skipped = of_updates.pop("skipped").astype(jnp.float32)
         unjudged = of_updates.pop("unjudged").astype(jnp.float32)
         if loss_scale is not None:
@@ -301,7 +285,7 @@ class Trainer:
         learns &= ~unjudged.astype(bool).all()
         kept_versions = None
         if self.kept_versions is not None:
-            before = as_computed(self.model, self._forward.split(state.params)[0])
+            before = as_computed(self.model, self.forward.split(state.params)[0])
             kept_versions = self.kept_versions.after(state.drawing, state.step, before)
         coefficient = reference.next_coefficient(self.loss.algorithm, state, metrics, learns)
         after = TrainState(
@@ -328,7 +312,7 @@ class Trainer:
           The step, which also places its batch.
         """
         compiled = self.lower_step(state, batch).compile()
-        return lambda state, batch: compiled(state, self.place(batch))
+        return lambda state, batch: Trainer.step.by(compiled, self, state, self.place(batch))
 
     def lower_step(self, state: TrainState, batch: TrainBatch) -> jax.stages.Lowered:
         """Lowers `step` for batches of one shape; see `compile_step`."""
@@ -346,7 +330,7 @@ class Trainer:
 
     @functools.cached_property
     def _abstract_trained(self) -> Params:
-        return self._forward.split(abstract_params(self.model, self.layout))[0]
+        return self.forward.split(abstract_params(self.model, self.layout))[0]
 
     @functools.cached_property
     def _critic(self) -> Critic:
@@ -381,8 +365,8 @@ class Trainer:
 
     @functools.cached_property
     def _abstract_held(self) -> Params:
-        trained, frozen = self._forward.split(abstract_params(self.model, self.layout))
-        return self._forward.join(trained, as_computed_abstract(self.model, frozen))
+        trained, frozen = self.forward.split(abstract_params(self.model, self.layout))
+        return self.forward.join(trained, as_computed_abstract(self.model, frozen))
 
     @property
     def _abstract_loss_scale(self) -> LossScale | None:
@@ -413,12 +397,12 @@ class Trainer:
 
     def _taught_by(self, state: TrainState) -> tuple[AnyTeacher, ...]:
         if self.has_served_teacher:
-            return (ServedTeacher(self._forward.settings),)
+            return (ServedTeacher(self.forward.settings),)
         params = state.teachers or ()
         if self.offload_teachers:
             params = move(params, self._abstract_used_teachers)
         return tuple(
-            Teacher(self.loss.algorithm, dataclasses.replace(self._forward, model=model), one)
+            Teacher(self.loss.algorithm, dataclasses.replace(self.forward, model=model), one)
             for model, one in zip(self.teachers, params, strict=True)
         )
 
@@ -465,7 +449,7 @@ class Trainer:
         known, of_batch = self._preparation.experience(state, trained, frozen, batch, teachers)
         update = PolicyUpdate(
             self.loss,
-            self._forward,
+            self.forward,
             policy=self._rl_optimizer,
             critic=self._critic if self.critic else None,
             scores=self._preparation.scores_in_update,
@@ -522,7 +506,8 @@ class Trainer:
         return objective.summary(of_updates)
 
     @functools.cached_property
-    def _forward(self) -> Forward:
+    def forward(self) -> Forward:
+        """Forward passes of the policy."""
         return Forward(
             self.model,
             self.temperature,
@@ -536,7 +521,7 @@ class Trainer:
     def _preparation(self) -> Preparation:
         return Preparation(
             self.loss,
-            self._forward,
+            self.forward,
             updates=self.optimizer.updates_per_batch,
             kept=self.kept_versions,
         )

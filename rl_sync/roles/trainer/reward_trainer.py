@@ -67,13 +67,13 @@ class RewardTrainer(Trainer):
         self, params: Params, tokens: Int[Array, "B T"], packing: Packing | None = None
     ) -> Float[Array, "B T"]:
         """Computes the score of each prefix; may be traced."""
-        return self._forward.scalars(*self._forward.split(params), RowInputs(tokens, packing))
+        return self.forward.scalars(*self.forward.split(params), RowInputs(tokens, packing))
 
     def _learned(
         self, state: TrainState, trained: Params, frozen: Params, batch: TrainBatch
     ) -> tuple[Learned, Metrics, OfTokens, Metrics]:
         known, of_batch = pairs.prepare(batch)
-        update = PairUpdate(self.loss, self._forward, policy=self._rl_optimizer, critic=None)
+        update = PairUpdate(self.loss, self.forward, policy=self._rl_optimizer, critic=None)
         learned, of_updates, of_tokens = self._taken(update, known, state, trained, frozen, batch)
         scores = whole_batch(of_tokens[_SCORES])
         return learned, of_updates, {}, of_batch | pairs.score_metrics(scores, batch.rows)
