@@ -177,6 +177,9 @@ class Transformer(nn.Module):
         few = config.num_layers <= UNROLLED_LAYERS
         decodes = cache is not None
         unrolled = few and config.remat == "none" and not (decodes or self.collect)
+        if decodes and platform() == "gpu":
+            # XLA would convert the 8 bits of all layers once, before the loop over steps.
+            unrolled = config.quantization is None
         if config.remat != "none" and cache is None:
             run = nn.remat(_run, prevent_cse=False, policy=REMAT_POLICIES[config.remat])
         run_all = nn.scan(
@@ -186,7 +189,7 @@ class Transformer(nn.Module):
             in_axes=(0, 0, nn.broadcast),
             out_axes=0,
             length=config.num_layers,
-            unroll=config.num_layers if unrolled or (decodes and platform() == "gpu") else 1,
+            unroll=config.num_layers if unrolled else 1,
             metadata_params={nn.PARTITION_NAME: "layers"},
             # The check would trace every block again, to find variables that all layers share.
             check_constancy_invariants=False,
