@@ -16,7 +16,7 @@ from rl_sync.plan.compiled_text import CompiledProgramText, Operation
 
 _OF_LAYERS = re.compile(r"/Transformer/while/|/blocks/")
 _WRAPPERS = re.compile(r"^(jit\(.*\)|checkpoint|rematted_computation|\w+\._\w+)$")
-_PRODUCTS, _ATTENTION = "products", "attention"
+_PRODUCTS, _ATTENTION = "products", "attend_new"
 
 
 class TokenKernels(NamedTuple):

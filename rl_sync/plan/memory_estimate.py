@@ -25,6 +25,7 @@ from rl_sync.learning.opt_state import abstract_opt_state
 from rl_sync.learning.optimizer import rl_optimizer
 from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
+from rl_sync.models.kernels.decode import decodes_by_kernel
 from rl_sync.models.lines import line_shape
 from rl_sync.models.paging.paged_cache import page_bytes
 from rl_sync.models.placement import abstract_params, as_computed_abstract, cast_abstract
@@ -488,7 +489,9 @@ def decode_estimate(
     sampled = math.ceil(rows / shards) * settings.rollout.step_tokens
     logits = 4 * sampled * model.vocab_size
     work = {"sampling": round(SAMPLING_ARRAYS[platform] * logits)}
-    if settings.rollout.cache_bytes is not None and platform == "gpu":
+    with compiling_for(platform), using(layout.grouped(model.num_kv_heads)):
+        by_kernel = settings.rollout.speculation == "off" and decodes_by_kernel(model)
+    if settings.rollout.cache_bytes is not None and platform == "gpu" and not by_kernel:
         whole = _cache_bytes(platform, model, layout, rows, span)
         work["gathered pages"] = whole // model.num_layers
     return MemoryEstimate({"parameters": weights, _CACHE: cache}, {}, work)

@@ -194,7 +194,8 @@ class ModelSettings:
         "auto",
         "Implementation of attention within a call: `auto` for the best that the device and the"
         " rows allow, `einsum` or `dot_product` with all scores at once, `blocks` with those of a"
-        " block of queries at a time, or a kernel (`splash` on TPUs, `cudnn` or `triton` on GPUs).",
+        " block of queries at a time, or a kernel (`splash` on TPUs, `cudnn` or `triton` on GPUs)."
+        " On GPUs decode steps attend by one kernel with `auto` alone.",
         choices=get_args(AttentionPath),
         free="always",
     )

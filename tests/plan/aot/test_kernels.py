@@ -51,7 +51,7 @@ ENTRY %main (a: f32[8]) -> f32[8] {
 def test_kernels_of_loops_count_once_a_trip_and_are_named():
     read = CompiledProgramText(TEXT, MemoryUse(0, 0, 0, 0, 0))
     found = kernels_of_token(read, layers=4)
-    assert found.of_layers == {"products": 4, "norm": 4, "body copy": 4, "attention": 1}
+    assert found.of_layers == {"products": 4, "norm": 4, "body copy": 4, "attend_new": 1}
     assert (found.total, found.besides, found.of_layer) == (14, 1, 13 / 4)
     assert kernels_of_step(read) == 16
 
@@ -81,7 +81,7 @@ def test_a_layer_of_a_decode_step_has_four_products_attention_and_three_kernels(
     read = CompiledProgramText.of(_decode(devices(chip)).compile())
     found = kernels_of_token(read, LAYERS)
     each = {name: count / LAYERS for name, count in found.of_layers.items()}
-    assert (each.pop("products"), each.pop("attention")) == (4, 1)
+    assert (each.pop("products"), each.pop("attend_new")) == (4, 1)
     assert found.of_layer <= 8
     assert found.besides < 40
 
