@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -38,7 +39,7 @@ class LowerableProgram(NamedTuple):
     name: str
     sizes: tuple[int, ...]
     lower: Callable[[], jax.stages.Lowered]
-    options: Mapping[str, bool]
+    options: Mapping[str, bool] = MappingProxyType({})
 
     def compile(self) -> jax.stages.Compiled:
         """Compiles it for its devices, which this process need not have."""
