@@ -39,6 +39,7 @@ _CALLED = re.compile(
     r"|branch_computations)=\{?((?:%[\w.-]+(?:, )?)+)"
 )
 _SOURCE = re.compile(r'op_name="([^"]*)"')
+_OF_GPU = "collective_backend_config"
 _TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
 
 
@@ -191,6 +192,8 @@ class CompiledProgramText:
                 continue
             starts = kind != made.kind
             channel = re.search(r"channel_id=(\d+)", made.line)
+            if _OF_GPU in made.line:  # GPUs split none, and layers share their channel and source.
+                channel = None
             key = f"{kind} {channel[1] if channel else made.name}"
             if channel and channel[1] == "1" and (source := _SOURCE.search(made.line)):
                 key += source[1]  # All collectives that JAX writes itself have channel 1.

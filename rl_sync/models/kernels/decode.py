@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import warnings
 from typing import Any, NamedTuple
 
 import jax
@@ -189,19 +188,17 @@ def attend_new(
         jax.ShapeDtypeStruct((B, K, parts, N, H), dtype),
         *[jax.ShapeDtypeStruct((B, K, parts, N), jnp.float32)] * (2 * (parts > 1)),
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        keys, values, mixed, *sums = pl.pallas_call(
-            kernel,
-            grid=(B, K, parts),
-            in_specs=[anywhere] * len(given) + [angles, angles, of_heads, anywhere, anywhere],
-            out_specs=[anywhere, anywhere, own, *[one] * (2 * (parts > 1))],
-            out_shape=made,
-            input_output_aliases={len(given) + 3: 0, len(given) + 4: 1},
-            compiler_params=triton.CompilerParams(num_warps=4, num_stages=3),
-            interpret=interpret,
-            name="attend_new",
-        )(*inputs)
+    keys, values, mixed, *sums = pl.pallas_call(
+        kernel,
+        grid=(B, K, parts),
+        in_specs=[anywhere] * len(given) + [angles, angles, of_heads, anywhere, anywhere],
+        out_specs=[anywhere, anywhere, own, *[one] * (2 * (parts > 1))],
+        out_shape=made,
+        input_output_aliases={len(given) + 3: 0, len(given) + 4: 1},
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=3),
+        interpret=interpret,
+        name="attend_new",
+    )(*inputs)
     held = held._replace(keys=keys, values=values)
     if parts == 1:
         return mixed[:, :, 0], held

@@ -151,7 +151,8 @@ def test_it_copies_neither_the_cache_nor_the_weights(decode):
     assert each in ([decode.keys] * 2 * updates, [2 * decode.keys] * updates)
     memory = decode.program.memory
     assert memory.aliased >= 2 * decode.keys
-    assert memory.temporaries < 0.05 * memory.arguments + decode.gathered
+    workspace = 0 if decode.updates == 1 else 32 << 20  # Of cuBLAS, on a GPU.
+    assert memory.temporaries < 0.05 * memory.arguments + decode.gathered + workspace
 
 
 def test_its_memory_is_that_estimated_from_shapes(decode):
@@ -168,7 +169,8 @@ def test_devices_exchange_sums_in_layers_and_never_the_logits_of_all_rows(decode
         assert {one.kind for one in layers} == {"all-reduce"} | exchanges
     else:
         kinds = [one.kind for one in program.collectives if one.loops]
-        assert all(kinds.count(kind) >= LAYERS for kind in {"all-reduce"} | exchanges)
+        assert kinds.count("all-reduce") >= 2 * LAYERS
+        assert all(kinds.count(kind) >= LAYERS for kind in exchanges)
     whole = [
         shape
         for one in program.operations
