@@ -51,7 +51,7 @@ class MachineGpus(NamedTuple):
             return ""
         return (
             "This machine has an NVIDIA GPU, but JAX is installed for CPUs alone, and the run"
-            ' computes there: `pip install "jax[cuda13]"` (drivers before 580: `jax[cuda12]`), or'
+            ' computes there: `pip install "rl_sync[cuda]"` (drivers before 580: `[cuda12]`), or'
             f" set {_PLATFORMS}=cpu if you mean it."
         )
 
@@ -60,11 +60,16 @@ class MachineGpus(NamedTuple):
         least = _LEAST_DRIVERS.get(self.cuda or 0, 0)
         if not self.ids or not self.driver or int(self.driver.partition(".")[0]) >= least:
             return
-        older = "install `jax[cuda12]` in place of it, " if self.cuda == 13 else ""
+        older = ""
+        if self.cuda == 13:  # With both plugins JAX would register one platform twice.
+            older = (
+                "`pip uninstall jax-cuda13-plugin jax-cuda13-pjrt` and `pip install"
+                ' "rl_sync[cuda12]"`, '
+            )
         raise ConfigError(
             f"JAX is installed for CUDA {self.cuda}, which needs an NVIDIA driver of version"
-            f" {least} or newer, and this machine has {self.driver}: {older}install a newer driver,"
-            f" or set {_PLATFORMS}=cpu."
+            f" {least} or newer, and this machine has {self.driver}: {older}install a newer"
+            f" driver, or set {_PLATFORMS}=cpu."
         )
 
 

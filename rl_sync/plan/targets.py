@@ -1,7 +1,7 @@
 """Targets: accelerators to compile for, which this machine need not have.
 
-A program compiles for a TPU with libtpu (`pip install 'jax[tpu]'`), and for a GPU with JAX's CUDA
-plugin (`pip install 'jax[cuda12]'`). Neither a device nor a driver is needed.
+A program compiles for a TPU with libtpu (`pip install 'rl_sync[tpu]'`), and for a GPU with one of
+JAX's CUDA plugins (`pip install 'rl_sync[cuda]'`). Neither a device nor a driver is needed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NamedTuple
 import jax
 from jax.experimental import topologies
 
+from rl_sync.cluster.gpus import has_plugin
 from rl_sync.plan.chips import CHIPS, Chip, Rates
 from rl_sync.settings.records import ConfigError
 from rl_sync.spelling import hint
@@ -101,11 +102,10 @@ class Target:
           TargetError: the compiler for them is not installed, or does not know the topology.
         """
         tpu = self.chip.platform == "tpu"
-        if importlib.util.find_spec("libtpu" if tpu else "jax_cuda12_plugin") is None:
-            extra = "jax[tpu]" if tpu else "jax[cuda12]"
+        if not (importlib.util.find_spec("libtpu") if tpu else has_plugin()):
             raise TargetError(
-                f"The compiler for {self.name} is not installed: pip install '{extra}=="
-                f"{jax.__version__}' (a device is not needed)."
+                f"The compiler for {self.name} is not installed: pip install"
+                f" 'rl_sync[{'tpu' if tpu else 'cuda'}]' (a device is not needed)."
             )
         try:
             return _tpus(self) if tpu else _gpus(self)

@@ -84,14 +84,18 @@ def test_gpus_that_jax_is_not_installed_for_are_told(machine):
     gpus = machine_gpus({}, root)
     assert gpus.usable == ()
     assert "installed for CPUs alone" in gpus.unused
-    assert 'pip install "jax[cuda13]"' in gpus.unused
+    assert 'pip install "rl_sync[cuda]"' in gpus.unused
     assert machine_gpus({"JAX_PLATFORMS": "cpu"}, root).unused == "", "a choice is no mistake"
 
 
 @pytest.mark.parametrize(
     ("cuda", "driver", "way_out"),
     [
-        (13, "575.57.08", r"580 or newer, and this machine has 575.57.08: install `jax\[cuda12\]`"),
+        (
+            13,
+            "575.57.08",
+            r'580 .* has 575.57.08: .* and `pip install "rl_sync\[cuda12\]"`, install a',
+        ),
         (12, "515.105.01", "525 or newer, and this machine has 515.105.01: install a newer driver"),
     ],
 )
