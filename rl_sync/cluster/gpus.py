@@ -20,8 +20,8 @@ _OWN_CHOICES = (
     "XLA_PYTHON_CLIENT_ALLOCATOR",
 )
 """Variables with which users choose the memory of JAX's processes themselves."""
-_SHARED = 0.9
-"""Part of a GPU's memory that processes reserve together; CUDA itself needs some of the rest."""
+RESERVED = 0.9
+"""Part of a GPU's memory that a run's processes reserve; CUDA itself needs some of the rest."""
 _LEAST_DRIVERS = {12: 525, 13: 580}
 """Oldest driver for each CUDA version (CUDA's release notes, "CUDA Driver")."""
 
@@ -118,6 +118,27 @@ def _driver(root: Path) -> str:
     return found[1] if found else ""
 
 
+def reserving(
+    processes: int, environment: Mapping[str, str], root: Path = Path("/")
+) -> dict[str, str]:
+    """Returns additional environment variables of each process that shares the only GPU.
+
+    Each reserves an equal part of `RESERVED` of its memory (JAX alone would reserve 0.75, and have
+    no more than that), unless a variable of JAX says otherwise. With several GPUs, or none, there
+    are no such variables.
+    """
+    own = any(name in environment for name in _OWN_CHOICES)
+    if own or len(_given(environment, root)) != 1:
+        return {}
+    return {_FRACTION: f"{int(100 * RESERVED / processes) / 100:.2f}"}
+
+
+def _given(environment: Mapping[str, str], root: Path) -> tuple[str, ...]:
+    """Returns the ids of the GPUs that processes may have."""
+    named = VISIBLE in environment
+    return _named(environment) if named else machine_gpus(environment, root).usable
+
+
 def shared_out(
     counts: Mapping[str, int],
     environment: Mapping[str, str],
@@ -127,8 +148,7 @@ def shared_out(
 ) -> dict[str, dict[str, str]]:
     """Returns additional environment variables of processes, which distribute a machine's GPUs.
 
-    Each process gets as many GPUs as it needs. If there is only one, all share it, and each
-    reserves an equal part of its memory, unless a variable of JAX says otherwise.
+    Each process gets as many GPUs as it needs. If there is only one, all share it; see `reserving`.
 
     Args:
       counts: number of GPUs of each process, by its name.
@@ -141,13 +161,10 @@ def shared_out(
     Raises:
       ConfigError: there are several GPUs, but too few.
     """
-    named = VISIBLE in environment
-    ids = [*(_named(environment) if named else machine_gpus(environment, root).usable)]
+    named, ids = VISIBLE in environment, [*_given(environment, root)]
     needed = sum(counts.values())
     if len(ids) == 1 and needed == len(counts):
-        own = not any(name in environment for name in _OWN_CHOICES)
-        part = {_FRACTION: f"{int(100 * _SHARED / needed) / 100:.2f}"}
-        return {name: dict(part) if own and needed > 1 else {} for name in counts}
+        return {name: reserving(needed, environment, root) for name in counts}
     if ids and len(ids) < needed:
         wanted = ", ".join(f"{name} {count}" for name, count in counts.items())
         there = f"{VISIBLE}={environment[VISIBLE]} names" if named else "this machine has"

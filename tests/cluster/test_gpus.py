@@ -120,6 +120,22 @@ def test_processes_on_one_gpu_reserve_equal_parts_of_its_memory(machine):
     assert set(map(len, role_environment(settings, {"JAX_PLATFORMS": "cpu"}, root).values())) == {0}
 
 
+@pytest.mark.parametrize("variables", [{}, {"CUDA_VISIBLE_DEVICES": "1"}])
+def test_one_process_reserves_most_of_its_only_gpu(machine, variables):
+    settings = settings_with(launch__colocate=True)
+    root = machine(gpus=2 if variables else 1)
+    assert role_environment(settings, variables, root) == {
+        "trainer+explorers": {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.90"}
+    }
+    for others in ({"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}, {"JAX_PLATFORMS": "cpu"}):
+        assert role_environment(settings, others, root) == {"trainer+explorers": {}}
+
+
+def test_one_process_that_has_several_gpus_leaves_them_to_jax(machine):
+    found = role_environment(settings_with(launch__colocate=True), {}, machine(gpus=2))
+    assert found == {"trainer+explorers": {}}
+
+
 def test_several_gpus_are_given_to_processes_without_being_named(machine):
     settings = settings_with(trainer__mesh__fsdp=2)
     given = role_environment(settings, {}, machine(gpus=4))
