@@ -22,6 +22,7 @@ _OWN_CHOICES = (
 """Variables with which users choose the memory of JAX's processes themselves."""
 RESERVED = 0.9
 """Part of a GPU's memory that a run's processes reserve; CUDA itself needs some of the rest."""
+_JAX_RESERVES = 0.75
 _LEAST_DRIVERS = {12: 525, 13: 580}
 """Oldest driver for each CUDA version (CUDA's release notes, "CUDA Driver")."""
 
@@ -131,6 +132,25 @@ def reserving(
     if own or len(_given(environment, root)) != 1:
         return {}
     return {_FRACTION: f"{int(100 * RESERVED / processes) / 100:.2f}"}
+
+
+def reserved_share(environment: Mapping[str, str], gpus: int) -> float:
+    """Returns the part of a GPU's memory that all processes on it have together, at most.
+
+    Args:
+      environment: environment variables of the launcher.
+      gpus: number of GPUs that the run has; see `reserving`.
+
+    Raises:
+      ConfigError: a variable of JAX is not a number.
+    """
+    for name in (_FRACTION, "XLA_CLIENT_MEM_FRACTION"):
+        if chosen := environment.get(name):
+            try:
+                return float(chosen)
+            except ValueError:
+                raise ConfigError(f"{name}={chosen!r} must be a number, such as 0.75.") from None
+    return RESERVED if gpus == 1 else _JAX_RESERVES
 
 
 def _given(environment: Mapping[str, str], root: Path) -> tuple[str, ...]:
