@@ -1,7 +1,7 @@
 """Programs of real models, compiled for TPUs and GPUs on a machine without them.
 
-    pip install 'jax[tpu]' && python benchmarks/compiled.py --target=v5e
-    pip install 'jax[cuda12]' && python benchmarks/compiled.py --target=h100
+    pip install -e '.[tpu]' && python benchmarks/compiled.py --target=v5e
+    pip install -e '.[cuda]' && python benchmarks/compiled.py --target=h100
 
 Each case is compiled from shapes alone, with GRPO and its reference model, in bfloat16. A line has
 the compiler's bytes a device beside those that `plan` estimates, CPU seconds of compilation, what

@@ -362,7 +362,7 @@ def versions(case: Case) -> dict[str, str]:
     """Returns the versions of the packages that compile a case; one that is missing has none."""
     names = ["jax", "libtpu"]
     if target(case.target).chip.platform == "gpu":
-        names = ["jax", "jax-cuda12-plugin"]
+        names = ["jax", "jax-cuda12-plugin", "jax-cuda13-plugin"]
         if wiring.trainer_model(*run_of(case)).experts:
             names.append("tokamax")  # Its kernel multiplies experts.
     found = {}

@@ -20,8 +20,9 @@ _OWN_CHOICES = (
     "XLA_PYTHON_CLIENT_ALLOCATOR",
 )
 """Variables with which users choose the memory of JAX's processes themselves."""
-_SHARED = 0.9
-"""Part of a GPU's memory that processes reserve together; CUDA itself needs some of the rest."""
+RESERVED = 0.9
+"""Part of a GPU's memory that a run's processes reserve; CUDA itself needs some of the rest."""
+_JAX_RESERVES = 0.75
 _LEAST_DRIVERS = {12: 525, 13: 580}
 """Oldest driver for each CUDA version (CUDA's release notes, "CUDA Driver")."""
 
@@ -51,7 +52,7 @@ class MachineGpus(NamedTuple):
             return ""
         return (
             "This machine has an NVIDIA GPU, but JAX is installed for CPUs alone, and the run"
-            ' computes there: `pip install "jax[cuda13]"` (drivers before 580: `jax[cuda12]`), or'
+            ' computes there: `pip install "rl_sync[cuda]"` (drivers before 580: `[cuda12]`), or'
             f" set {_PLATFORMS}=cpu if you mean it."
         )
 
@@ -60,11 +61,16 @@ class MachineGpus(NamedTuple):
         least = _LEAST_DRIVERS.get(self.cuda or 0, 0)
         if not self.ids or not self.driver or int(self.driver.partition(".")[0]) >= least:
             return
-        older = "install `jax[cuda12]` in place of it, " if self.cuda == 13 else ""
+        older = ""
+        if self.cuda == 13:  # With both plugins JAX would register one platform twice.
+            older = (
+                "`pip uninstall jax-cuda13-plugin jax-cuda13-pjrt` and `pip install"
+                ' "rl_sync[cuda12]"`, '
+            )
         raise ConfigError(
             f"JAX is installed for CUDA {self.cuda}, which needs an NVIDIA driver of version"
-            f" {least} or newer, and this machine has {self.driver}: {older}install a newer driver,"
-            f" or set {_PLATFORMS}=cpu."
+            f" {least} or newer, and this machine has {self.driver}: {older}install a newer"
+            f" driver, or set {_PLATFORMS}=cpu."
         )
 
 
@@ -113,6 +119,46 @@ def _driver(root: Path) -> str:
     return found[1] if found else ""
 
 
+def reserving(
+    processes: int, environment: Mapping[str, str], root: Path = Path("/")
+) -> dict[str, str]:
+    """Returns additional environment variables of each process that shares the only GPU.
+
+    Each reserves an equal part of `RESERVED` of its memory (JAX alone would reserve 0.75, and have
+    no more than that), unless a variable of JAX says otherwise. With several GPUs, or none, there
+    are no such variables.
+    """
+    own = any(name in environment for name in _OWN_CHOICES)
+    if own or len(_given(environment, root)) != 1:
+        return {}
+    return {_FRACTION: f"{int(100 * RESERVED / processes) / 100:.2f}"}
+
+
+def reserved_share(environment: Mapping[str, str], gpus: int) -> float:
+    """Returns the part of a GPU's memory that all processes on it have together, at most.
+
+    Args:
+      environment: environment variables of the launcher.
+      gpus: number of GPUs that the run has; see `reserving`.
+
+    Raises:
+      ConfigError: a variable of JAX is not a number.
+    """
+    for name in (_FRACTION, "XLA_CLIENT_MEM_FRACTION"):
+        if chosen := environment.get(name):
+            try:
+                return float(chosen)
+            except ValueError:
+                raise ConfigError(f"{name}={chosen!r} must be a number, such as 0.75.") from None
+    return RESERVED if gpus == 1 else _JAX_RESERVES
+
+
+def _given(environment: Mapping[str, str], root: Path) -> tuple[str, ...]:
+    """Returns the ids of the GPUs that processes may have."""
+    named = VISIBLE in environment
+    return _named(environment) if named else machine_gpus(environment, root).usable
+
+
 def shared_out(
     counts: Mapping[str, int],
     environment: Mapping[str, str],
@@ -122,8 +168,7 @@ def shared_out(
 ) -> dict[str, dict[str, str]]:
     """Returns additional environment variables of processes, which distribute a machine's GPUs.
 
-    Each process gets as many GPUs as it needs. If there is only one, all share it, and each
-    reserves an equal part of its memory, unless a variable of JAX says otherwise.
+    Each process gets as many GPUs as it needs. If there is only one, all share it; see `reserving`.
 
     Args:
       counts: number of GPUs of each process, by its name.
@@ -136,13 +181,10 @@ def shared_out(
     Raises:
       ConfigError: there are several GPUs, but too few.
     """
-    named = VISIBLE in environment
-    ids = [*(_named(environment) if named else machine_gpus(environment, root).usable)]
+    named, ids = VISIBLE in environment, [*_given(environment, root)]
     needed = sum(counts.values())
     if len(ids) == 1 and needed == len(counts):
-        own = not any(name in environment for name in _OWN_CHOICES)
-        part = {_FRACTION: f"{int(100 * _SHARED / needed) / 100:.2f}"}
-        return {name: dict(part) if own and needed > 1 else {} for name in counts}
+        return {name: reserving(needed, environment, root) for name in counts}
     if ids and len(ids) < needed:
         wanted = ", ".join(f"{name} {count}" for name, count in counts.items())
         there = f"{VISIBLE}={environment[VISIBLE]} names" if named else "this machine has"

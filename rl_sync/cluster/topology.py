@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import jax
 
-from rl_sync.cluster.gpus import VISIBLE, shared_out
+from rl_sync.cluster.gpus import VISIBLE, reserving, shared_out
 from rl_sync.models.sharding import Layout
 from rl_sync.role_names import TOGETHER, TRAINER, explorer_name, number_of, process_name
 from rl_sync.settings.records import ConfigError
@@ -113,7 +113,8 @@ def role_environment(
       ConfigError: there are several GPUs, but too few.
     """
     if settings.launch.colocate:
-        return {}  # One process has all GPUs, and distributes them itself.
+        # One process has all GPUs, and distributes them itself.
+        return {TOGETHER: reserving(1, environment, root)}
     roles = {
         member.name: device_share(settings, member.program)
         for member in members_of(settings)

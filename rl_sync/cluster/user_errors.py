@@ -10,6 +10,8 @@ from rl_sync.records.json_lines import RecordsError
 from rl_sync.settings.records import ConfigError
 
 _FULL = "RESOURCE_EXHAUSTED"
+_LEFT_NONE = ("CUDA_ERROR_OUT_OF_MEMORY", "DNN library initialization failed")
+"""Errors of CUDA's libraries where programs, this one included, have left them no memory."""
 _NO_BACKEND = "Unable to initialize backend 'cuda'"
 
 
@@ -36,7 +38,17 @@ def explained(error: Exception) -> Exception:
         )
     if text.startswith(_FULL):
         why = text.removeprefix(_FULL).removeprefix(": ").partition("\n")[0].rstrip(".")
-        return DeviceFullError(f"The device has no more memory: {why}.")
+        return DeviceFullError(
+            f"The device has no more memory: {why}. If another program holds some of a GPU's"
+            " (nvidia-smi), end it, or choose another GPU with CUDA_VISIBLE_DEVICES."
+        )
+    if any(one in text for one in _LEFT_NONE):
+        why = text.partition("\n")[0].rstrip(".")
+        return RunEndedError(
+            f"CUDA's libraries got no memory of the GPU, it seems: {why}. If other programs hold it"
+            " (nvidia-smi), end them. Otherwise reserve less for arrays, as with"
+            " XLA_PYTHON_CLIENT_MEM_FRACTION=0.75."
+        )
     return error
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -45,26 +47,35 @@ def merged_config(config: ModelConfig) -> ModelConfig:
     return dataclasses.replace(config, lora=None)
 
 
-def merge(config: ModelConfig, params: Params) -> Params:
+def merge(
+    config: ModelConfig, params: Params, as_held: Callable[[Params], Params] = lambda params: params
+) -> Params:
     """Adds (alpha / rank) · A·B to every adapted kernel (LoRA, arXiv:2106.09685, section 4.1).
+
+    It computes in float32, one layer after another, as sums of all layers would need twice the
+    memory of a policy in 16 bits.
 
     Args:
       config: a config with `lora`.
       params: parameters of all layers, adapters included; they are not changed.
+      as_held: turns merged parameters, of one layer or of none, into the form of the result.
 
-      Returns:
-        Parameters without adapters, for `merged_config`. They compute the same function, except for
-        rounding.
+    Returns:
+      Parameters without adapters, for `merged_config`. They compute the same function, except for
+      rounding.
     """
     adapters, base = split(params)
-    blocks: Params = {**base["blocks"]}
-    for part, found in adapters["blocks"].items():
-        kernels = {**blocks[part]}
-        for name, adapter in found.items():
-            _MERGES[name](config, kernels, adapter)
-        blocks[part] = kernels
-    head = {name: adapters[name] for name in (HEAD,) if name in adapters}
-    return {**base, "blocks": blocks, **head}
+
+    def merge_layer(layer: tuple[Params, Params]) -> Params:
+        adapters, blocks = jax.tree.map(lambda x: x[None].astype("float32"), layer)
+        for part, found in adapters.items():
+            for name, adapter in found.items():
+                _MERGES[name](config, blocks[part], adapter)
+        return jax.tree.map(lambda x: x[0], as_held({"blocks": blocks})["blocks"])
+
+    blocks = jax.lax.map(merge_layer, (adapters.pop("blocks"), base.pop("blocks")))
+    rest = jax.tree.map(lambda x: x.astype("float32"), base | adapters)
+    return as_held(rest) | {"blocks": blocks}
 
 
 def _delta(

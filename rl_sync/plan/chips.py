@@ -59,6 +59,11 @@ class Chip(NamedTuple):
 _TPU = "cloud.google.com/tpu/docs/"
 _SCALING = "jax-ml.github.io/scaling-book/tpus; "
 _NVIDIA = "nvidia.com/en-us/data-center/"
+_AMPERE = "nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.1.pdf"
+_GEFORCE = "images.nvidia.com/aem-dam/Solutions/geforce/"
+_ADA = f"{_GEFORCE}ada/nvidia-ada-gpu-architecture.pdf"
+_BLACKWELL = f"{_GEFORCE}blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf"
+_4060 = "nvidia.com/en-us/geforce/graphics-cards/40-series/rtx-4060-4060ti"
 
 CHIPS = {
     # A host has 8 chips of v5e and v6e, and 4 of other TPUs; its cards have 100 or 200 Gbit/s.
@@ -72,7 +77,16 @@ CHIPS = {
     # of the T4's memory.
     "t4": Chip("gpu", 1, 15e9, 65e12, 0.32e12, 0, 16e9, 3.1e9, f"{_NVIDIA}tesla-t4", "float16"),
     "l4": Chip("gpu", 1, 24e9, 121e12, 0.30e12, 0, 32e9, 3.1e9, f"{_NVIDIA}l4"),
+    "a10": Chip("gpu", 1, 24e9, 125e12, 0.60e12, 0, 32e9, 3.1e9, f"{_NVIDIA}products/a10-gpu"),
+    # Cards of desktops, on PCIe of the fourth and fifth generation (the RTX 4060 on half of the
+    # lanes), with products summed in float32 at half of the rate of those summed in float16: 512
+    # operations a clock and multiprocessor, from which that of the RTX 4060 follows.
+    "rtx3090": Chip("gpu", 1, 24e9, 71e12, 0.94e12, 0, 32e9, 1.25e9, _AMPERE),
+    "rtx4060": Chip("gpu", 1, 8e9, 30e12, 0.27e12, 0, 16e9, 1.25e9, _4060),
+    "rtx4090": Chip("gpu", 1, 24e9, 165e12, 1.01e12, 0, 32e9, 1.25e9, _ADA),
+    "rtx5090": Chip("gpu", 1, 32e9, 209.5e12, 1.79e12, 0, 64e9, 1.25e9, _BLACKWELL),
     # A host has 8 of these GPUs, each with a card of 200 or 400 Gbit/s.
+    "a100_40": Chip("gpu", 1, 40e9, 312e12, 1.56e12, 0, 300e9, 25e9, f"{_NVIDIA}a100"),
     "a100": Chip("gpu", 1, 80e9, 312e12, 2.04e12, 0, 300e9, 25e9, f"{_NVIDIA}a100"),
     "h100": Chip("gpu", 1, 80e9, 989e12, 3.35e12, 0, 450e9, 50e9, f"{_NVIDIA}h100"),
     "h200": Chip("gpu", 1, 141e9, 989e12, 4.80e12, 0, 450e9, 50e9, f"{_NVIDIA}h200"),

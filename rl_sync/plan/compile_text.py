@@ -18,6 +18,7 @@ from rl_sync.plan import model_memory
 from rl_sync.plan.compile_progress import CompileProgress
 from rl_sync.plan.compiled_text import Collective, CompiledProgramText
 from rl_sync.plan.forecast import Durations, forecast
+from rl_sync.plan.gpu_fit import slow_dtypes
 from rl_sync.plan.kernel_counts import kernels_of_step, kernels_of_token
 from rl_sync.plan.lowered_programs import LowerableProgram, rollout_programs, train_step
 from rl_sync.plan.memory_estimate import ESTIMATES, MemoryEstimate, explorer_estimate, step_estimate
@@ -179,15 +180,10 @@ def _shared(layouts: dict[str, Layout]) -> bool:
 
 def _slow_dtypes(settings: RunSettings, where: Target) -> Iterator[str]:
     """Warns of 16-bit dtypes that the target's matrix units do not compute in."""
-    dtypes = {
-        "trainer.compute_dtype": settings.compute_dtype,
-        "explorer.dtype": settings.explorer_dtype,
-    }
     half = where.chip.half
-    slow = [f"{name}={dtype}" for name, dtype in dtypes.items() if dtype not in (half, "float32")]
-    if slow and half != "bfloat16":
+    if slow := slow_dtypes(settings, half):
         yield (
-            f"  WARNING: {where.name} has no units for {' and '.join(slow)}, which XLA computes in"
+            f"  WARNING: {where.name} has no units for {slow}, which XLA computes in"
             f" float32, several times slower than the times below say: use model.dtype={half}."
         )
 

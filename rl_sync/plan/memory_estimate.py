@@ -421,13 +421,15 @@ def explorer_estimate(settings: RunSettings, task: Task, platform: Platform) -> 
     policy = _policy(settings, task)
     weights = model_memory.device_bytes(policy.abstract_held)
     held = {"parameters": weights, "parameters that arrive": weights}
+    work: dict[str, int] = {}
     adapters, base = lora.split(policy.abstract)
     if adapters:
         held |= {
-            "base": model_memory.device_bytes(base),
+            "base": model_memory.device_bytes(policy.abstract_base),
             "adapters": model_memory.device_bytes(adapters),
         }
-    work: dict[str, int] = {}
+        # Layers are merged in float32, one after another.
+        work["merging"] = model_memory.device_bytes(base["blocks"]) // policy.model.num_layers
     count = settings.environment.older_versions if settings.plays else 0
     is_served = bool(settings.explorer.engines)
     generates = not is_served or count or settings.explorers_evaluate_every

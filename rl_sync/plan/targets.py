@@ -1,7 +1,7 @@
 """Targets: accelerators to compile for, which this machine need not have.
 
-A program compiles for a TPU with libtpu (`pip install 'jax[tpu]'`), and for a GPU with JAX's CUDA
-plugin (`pip install 'jax[cuda12]'`). Neither a device nor a driver is needed.
+A program compiles for a TPU with libtpu (`pip install 'rl_sync[tpu]'`), and for a GPU with one of
+JAX's CUDA plugins (`pip install 'rl_sync[cuda]'`). Neither a device nor a driver is needed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NamedTuple
 import jax
 from jax.experimental import topologies
 
+from rl_sync.cluster.gpus import has_plugin
 from rl_sync.plan.chips import CHIPS, Chip, Rates
 from rl_sync.settings.records import ConfigError
 from rl_sync.spelling import hint
@@ -102,11 +103,10 @@ class Target:
           TargetError: the compiler for them is not installed, or does not know the topology.
         """
         tpu = self.chip.platform == "tpu"
-        if importlib.util.find_spec("libtpu" if tpu else "jax_cuda12_plugin") is None:
-            extra = "jax[tpu]" if tpu else "jax[cuda12]"
+        if not (importlib.util.find_spec("libtpu") if tpu else has_plugin()):
             raise TargetError(
-                f"The compiler for {self.name} is not installed: pip install '{extra}=="
-                f"{jax.__version__}' (a device is not needed)."
+                f"The compiler for {self.name} is not installed: pip install"
+                f" 'rl_sync[{'tpu' if tpu else 'cuda'}]' (a device is not needed)."
             )
         try:
             return _tpus(self) if tpu else _gpus(self)
@@ -170,40 +170,41 @@ class _GpuKind(NamedTuple):
 
     Attributes:
       lanes: float32 units.
-      clock_ghz: highest clock.
       threads: maximum resident threads.
       block_kib: maximum KiB of shared memory of a block.
       core_kib: KiB of shared memory.
     """
 
     lanes: int
-    clock_ghz: float
     threads: int
     block_kib: int
     core_kib: int
 
 
 _GPU_KINDS = {
-    (7, 5): _GpuKind(64, 1.59, 1024, 64, 64),
-    (8, 0): _GpuKind(64, 1.41, 2048, 163, 164),
-    (8, 9): _GpuKind(128, 2.04, 1536, 99, 100),
-    (9, 0): _GpuKind(128, 1.98, 2048, 227, 228),
+    (7, 5): _GpuKind(64, 1024, 64, 64),
+    (8, 0): _GpuKind(64, 2048, 163, 164),
+    (8, 6): _GpuKind(128, 1536, 99, 100),
+    (8, 9): _GpuKind(128, 1536, 99, 100),
+    (9, 0): _GpuKind(128, 2048, 227, 228),
+    (12, 0): _GpuKind(128, 1536, 99, 100),
 }
 
 
 def _gpu_description(
-    name: str, capability: tuple[int, int], cores: int, memory: int, bandwidth: float, l2: int
+    kind: str, name: str, capability: tuple[int, int], clock_ghz: float, cores: int, l2_mib: int
 ) -> str:
     """Returns a `GpuTargetConfigProto` in protobuf's text format.
 
     Args:
+      kind: key of `CHIPS`.
       name: name that the driver reports.
+      clock_ghz: highest clock.
       cores: number of streaming multiprocessors.
-      memory: bytes of main memory.
-      bandwidth: bytes a second.
-      l2: bytes of the L2 cache.
+      l2_mib: MiB of the L2 cache.
     """
-    kind, (major, minor) = _GPU_KINDS[capability], capability
+    chip, (major, minor) = CHIPS[kind], capability
+    of_core = _GPU_KINDS[capability]
     return f"""
     gpu_device_info {{
       cuda_compute_capability {{ major: {major} minor: {minor} }}
@@ -211,22 +212,22 @@ def _gpu_description(
       driver_version: "{_CUDA}"
       compile_time_toolkit_version: "{_CUDA}"
       core_count: {cores}
-      fpus_per_core: {kind.lanes}
-      clock_rate_ghz: {kind.clock_ghz}
-      device_memory_size: {memory}
-      memory_bandwidth: {round(bandwidth)}
-      l2_cache_size: {l2}
+      fpus_per_core: {of_core.lanes}
+      clock_rate_ghz: {clock_ghz}
+      device_memory_size: {round(chip.memory / 1e9) << 30}
+      memory_bandwidth: {round(chip.bandwidth)}
+      l2_cache_size: {l2_mib << 20}
       threads_per_warp: 32
       threads_per_block_limit: 1024
-      threads_per_core_limit: {kind.threads}
+      threads_per_core_limit: {of_core.threads}
       block_dim_limit_x: 2147483647
       block_dim_limit_y: 65535
       block_dim_limit_z: 65535
       registers_per_block_limit: 65536
       registers_per_core_limit: 65536
       shared_memory_per_block: {48 << 10}
-      shared_memory_per_block_optin: {kind.block_kib << 10}
-      shared_memory_per_core: {kind.core_kib << 10}
+      shared_memory_per_block_optin: {of_core.block_kib << 10}
+      shared_memory_per_core: {of_core.core_kib << 10}
     }}
     platform_name: "CUDA"
     device_description_str: "{name}"
@@ -235,10 +236,19 @@ def _gpu_description(
 
 
 _GPU_DESCRIPTIONS = {
-    "t4": _gpu_description("Tesla T4", (7, 5), 40, 15 << 30, 0.32e12, 4 << 20),
-    "l4": _gpu_description("NVIDIA L4", (8, 9), 58, 24 << 30, 0.30e12, 48 << 20),
-    "a100": _gpu_description("NVIDIA A100-SXM4-80GB", (8, 0), 108, 80 << 30, 2.04e12, 40 << 20),
-    "h100": _gpu_description("NVIDIA H100 80GB HBM3", (9, 0), 132, 80 << 30, 3.35e12, 50 << 20),
-    "h200": _gpu_description("NVIDIA H200", (9, 0), 132, 141 << 30, 4.80e12, 50 << 20),
+    kind: _gpu_description(kind, name, capability, clock_ghz, cores, l2_mib)
+    for kind, name, capability, clock_ghz, cores, l2_mib in (
+        ("t4", "Tesla T4", (7, 5), 1.59, 40, 4),
+        ("l4", "NVIDIA L4", (8, 9), 2.04, 58, 48),
+        ("a10", "NVIDIA A10", (8, 6), 1.695, 72, 6),
+        ("rtx3090", "NVIDIA GeForce RTX 3090", (8, 6), 1.695, 82, 6),
+        ("rtx4060", "NVIDIA GeForce RTX 4060", (8, 9), 2.46, 24, 24),
+        ("rtx4090", "NVIDIA GeForce RTX 4090", (8, 9), 2.52, 128, 72),
+        ("rtx5090", "NVIDIA GeForce RTX 5090", (12, 0), 2.407, 170, 96),
+        ("a100_40", "NVIDIA A100-SXM4-40GB", (8, 0), 1.41, 108, 40),
+        ("a100", "NVIDIA A100-SXM4-80GB", (8, 0), 1.41, 108, 40),
+        ("h100", "NVIDIA H100 80GB HBM3", (9, 0), 1.98, 132, 50),
+        ("h200", "NVIDIA H200", (9, 0), 1.98, 132, 50),
+    )
 }
 """GPUs as the compiler has to know them, from the data sheets of their maker."""

@@ -133,10 +133,15 @@ def load_policy(
       ConfigError: there is no snapshot, it is damaged, or it does not fit the settings.
     """
     model = wiring.model_config(settings, task)
-    parameters = parameters_of(settings, task, layout)
+    parameters = _exactly(parameters_of(settings, task, layout))
     step, kept, base_digest = _load_kept(workdir, settings, parameters, step)
     params = parameters.completed(kept, base_digest)
     return step, lora.merge(model, params) if model.lora else params
+
+
+def _exactly(parameters: Parameters) -> Parameters:
+    """Returns parameters whose base keeps the checkpoint's precision, to leave the run."""
+    return dataclasses.replace(parameters, base_dtype="float32")
 
 
 def load_adapters_of_run(
@@ -193,7 +198,7 @@ def policy_of_run(workdir: Path, layout: Layout, step: int | None) -> RunPolicy:
     task = wiring.load_task(settings)
     model = wiring.model_config(settings, task)
     if step == 0:
-        params = parameters_of(settings, task, layout).initial()
+        params = _exactly(parameters_of(settings, task, layout)).initial()
         params = lora.merge(model, params) if model.lora else params
     else:
         step, params = load_policy(workdir, settings, task, layout, step)

@@ -72,6 +72,10 @@ CASES = (
         lines=["seed 0, rl_sync: # / # / # s a step; accuracy after steps: {}"],
     ),
     Case(
+        "benchmarks/cards.py --models=Qwen2.5-0.5B --cards=24",
+        [Table("model | trained | 24 GB", ("Qwen2.5-0.5B",) * 2, texts=("trained", "24 GB"))],
+    ),
+    Case(
         "benchmarks/changed_share.py Small={run} --out={out}/sync.png",
         lines=[
             "Small, values that changed: 1.00 / 2.00 / 3.00 % (least, median, greatest)",

@@ -14,8 +14,16 @@ LOST = (
     "Unable to initialize backend 'cuda': FAILED_PRECONDITION: No visible GPU devices. (set"
     " JAX_PLATFORMS='' to automatically choose an available backend)"
 )
+TAKEN = (
+    "FAILED_PRECONDITION: DNN library initialization failed. Look at the errors above for more"
+    " details."
+)
+NO_ROOM = "INTERNAL: CUDA error: CUDA_ERROR_OUT_OF_MEMORY: out of memory"
 FOR_USERS = [
     (FULL, DeviceFullError, "no more memory: Out of memory while trying to allocate 12 bytes."),
+    (FULL, DeviceFullError, "If another program holds some of a GPU's (nvidia-smi), end it, or"),
+    (TAKEN, RunEndedError, "XLA_PYTHON_CLIENT_MEM_FRACTION=0.75."),
+    (NO_ROOM, RunEndedError, "seems: INTERNAL: CUDA error: CUDA_ERROR_OUT_OF_MEMORY: out of mem"),
     (LOST, RunEndedError, "cannot use this machine's GPU: FAILED_PRECONDITION: No visible GPU"),
 ]
 

@@ -84,14 +84,18 @@ def test_gpus_that_jax_is_not_installed_for_are_told(machine):
     gpus = machine_gpus({}, root)
     assert gpus.usable == ()
     assert "installed for CPUs alone" in gpus.unused
-    assert 'pip install "jax[cuda13]"' in gpus.unused
+    assert 'pip install "rl_sync[cuda]"' in gpus.unused
     assert machine_gpus({"JAX_PLATFORMS": "cpu"}, root).unused == "", "a choice is no mistake"
 
 
 @pytest.mark.parametrize(
     ("cuda", "driver", "way_out"),
     [
-        (13, "575.57.08", r"580 or newer, and this machine has 575.57.08: install `jax\[cuda12\]`"),
+        (
+            13,
+            "575.57.08",
+            r'580 .* has 575.57.08: .* and `pip install "rl_sync\[cuda12\]"`, install a',
+        ),
         (12, "515.105.01", "525 or newer, and this machine has 515.105.01: install a newer driver"),
     ],
 )
@@ -114,6 +118,22 @@ def test_processes_on_one_gpu_reserve_equal_parts_of_its_memory(machine):
     for choice in ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE"):
         assert set(map(len, role_environment(settings, {choice: "any"}, root).values())) == {0}
     assert set(map(len, role_environment(settings, {"JAX_PLATFORMS": "cpu"}, root).values())) == {0}
+
+
+@pytest.mark.parametrize("variables", [{}, {"CUDA_VISIBLE_DEVICES": "1"}])
+def test_one_process_reserves_most_of_its_only_gpu(machine, variables):
+    settings = settings_with(launch__colocate=True)
+    root = machine(gpus=2 if variables else 1)
+    assert role_environment(settings, variables, root) == {
+        "trainer+explorers": {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.90"}
+    }
+    for others in ({"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}, {"JAX_PLATFORMS": "cpu"}):
+        assert role_environment(settings, others, root) == {"trainer+explorers": {}}
+
+
+def test_one_process_that_has_several_gpus_leaves_them_to_jax(machine):
+    found = role_environment(settings_with(launch__colocate=True), {}, machine(gpus=2))
+    assert found == {"trainer+explorers": {}}
 
 
 def test_several_gpus_are_given_to_processes_without_being_named(machine):

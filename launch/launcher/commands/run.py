@@ -507,6 +507,7 @@ def start(
     pipeline_of(settings.experience.pipeline, task)
     for note in wiring.try_reward(settings, task):
         print(note, file=sys.stderr)
+    run_text.print_gpu_warnings(settings, task, gpus.usable)
     if settings.launch.host:
         own_address("launch.host", settings.launch.host)
     if JOIN in settings.launch.elsewhere.values() and not os.environ.get(SECRET):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import os
 import shlex
+import sys
 from collections.abc import Sequence
 
 import jax
 
 from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.cluster import compilation_cache
+from rl_sync.cluster.gpu_cards import cards_of
 from rl_sync.launcher.command import program
 from rl_sync.launcher.processes import run_directory as work
 from rl_sync.messages.run_result import Balance, RunResult, Summary
@@ -26,6 +28,7 @@ from rl_sync.roles.assembly import wiring
 from rl_sync.roles.master import unsolved
 from rl_sync.roles.trainer.skipped_updates import PHASES, UNJUDGED, why_unjudged
 from rl_sync.settings.run_settings import RunSettings
+from rl_sync.tasks.task import Task
 from rl_sync.workdir import Workdir
 
 
@@ -48,6 +51,26 @@ def memory_advice(settings: RunSettings, names: Sequence[str]) -> str:
     roles = {TRAINER, EXPLORER} if TOGETHER in roles else roles
     # TPUs differ little from GPUs here, and processes on CPUs are killed before JAX fails.
     return describe_advice(settings, wiring.load_task(settings), sorted(roles), "gpu")
+
+
+def print_gpu_warnings(settings: RunSettings, task: Task, ids: Sequence[str]) -> None:
+    """Says on standard error which of this machine's GPUs a run does not fit, by estimates.
+
+    Args:
+      ids: ids of the GPUs that the run's processes here have.
+    """
+    cards = cards_of(ids, os.environ) if ids else []
+    if not cards:
+        return
+    from rl_sync.plan import gpu_fit  # Late: estimates import what a CPU's launcher does not need.
+
+    jax.config.update("jax_platforms", "cpu")  # Shapes need no accelerator, so leave it free.
+    if warning := gpu_fit.dtype_warning(settings, cards):
+        print(warning, file=sys.stderr)
+    if settings.launch.elsewhere:
+        return  # Other machines have GPUs of their own.
+    for line in gpu_fit.memory_warnings(settings, task, cards, os.environ):
+        print(line, file=sys.stderr)
 
 
 def final_report(settings: RunSettings, summary: Summary) -> str:

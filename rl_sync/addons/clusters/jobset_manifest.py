@@ -26,7 +26,7 @@ _MOUNT = "/runs"
 _MISTAKE = 2  # Exit status of the launcher for a mistake, which a restart does not mend.
 _MOST_CHIPS = 8  # Of a TPU host.
 _POOL = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
-_JAX: Mapping[Platform, list[str]] = {"gpu": ["jax[cuda13]"], "tpu": ["jax[tpu]"], "cpu": []}
+_EXTRAS: Mapping[Platform, str] = {"gpu": "cuda,gcs", "tpu": "tpu,gcs", "cpu": "gcs"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ def render_jobset(job: ClusterJob) -> Rendered:
     dockerfile = rendered_text(
         "Dockerfile",
         image=flags["image"],
-        packages=[*_JAX[platform], ".[gcs]" if job.in_clone else "rl_sync[gcs]"],
+        package=f"{'.' if job.in_clone else 'rl_sync'}[{_EXTRAS[platform]}]",
     )
     make_secret = (
         f"python3 -c '{MAKE_SECRET}' | tr -d '\\n' | kubectl create secret generic"

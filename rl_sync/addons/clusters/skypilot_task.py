@@ -29,8 +29,7 @@ def render_skypilot(job: ClusterJob) -> Rendered:
         check_count(nodes, int(flags["nodes"]), text)
     settings = job.joined()
     file = f"{job.name}.sky.yaml"
-    packages = [] if gpus is None else ["'jax[cuda13]'"]
-    packages += ["-r requirements.txt" if job.in_clone else "rl_sync"]
+    extra = "" if gpus is None else "[cuda]"
     text = rendered_text(
         "run.sky.yaml",
         file=file,
@@ -39,7 +38,7 @@ def render_skypilot(job: ClusterJob) -> Rendered:
         memory=memory_note(settings, "gpu" if gpus else "cpu"),
         count=len(nodes),
         resources={"accelerators": accelerator} if accelerator else {},
-        packages=packages,
+        package=f"-e '.{extra}'" if job.in_clone else f"'rl_sync{extra}'",
         workdir=f"{_WORKDIR}/{job.name}",
         port=job.port,
         program=job.program,

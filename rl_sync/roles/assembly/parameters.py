@@ -17,7 +17,7 @@ from rl_sync.models.huggingface.loading import load_params
 from rl_sync.models.huggingface.reading import load_config, locate
 from rl_sync.models.placement import (
     abstract_params,
-    as_computed,
+    as_computed_abstract,
     cast_abstract,
     init_sharded,
     shardings,
@@ -49,6 +49,8 @@ class Parameters:
       quantization: dtype of explorers' kernels; None for `dtype`. Without adapters the trainer
         quantizes what it publishes; with adapters each explorer quantizes the merged kernels.
       adapters: PEFT directory of the adapters that the parameters start from; None for new ones.
+      base_dtype: dtype of what adapters adapt, if not all of it is used in float32: that in which
+        the trainer computes with it.
     """
 
     model: ModelConfig
@@ -58,6 +60,7 @@ class Parameters:
     dtype: str
     quantization: Quantization | None = None
     adapters: str | None = None
+    base_dtype: str = "float32"
 
     @functools.cached_property
     def abstract(self) -> Params:
@@ -79,12 +82,14 @@ class Parameters:
     def base(self) -> Params:
         """The initial parameters without adapters and scalar head.
 
+        With adapters, they are in `base_dtype`; see `Trainer.held`.
+
         Raises:
           ConfigError: see `initial`.
         """
         if self.path is None:
             return self._drawn(1)
-        abstract = lora.split(self.abstract)[1]
+        abstract = self.abstract_base
         try:
             return load_params(locate(self.path), lora.merged_config(self.model), abstract)
         except ValueError as error:
@@ -110,10 +115,12 @@ class Parameters:
         if not self.model.lora:
             return kept
         base = self.base()
-        # A trainer may have held it in another dtype; see `Trainer.held`.
-        forms = (as_computed(dataclasses.replace(self.model, dtype=one), base) for one in DTYPES)
-        if not any(digest(form) == base_digest for form in forms):
-            found = digest(base)
+        found = digest(base)
+        # The run's trainer may have held it in another dtype.
+        others = (
+            dataclasses.replace(self, base_dtype=one) for one in DTYPES if one != self.base_dtype
+        )
+        if found != base_digest and all(digest(one.base()) != base_digest for one in others):
             start = f"seed={self.seed}" if self.path is None else f"model.path={self.path!r}"
             raise ConfigError(
                 f"The snapshot's adapters were trained on a base model with digest {base_digest},"
@@ -146,7 +153,9 @@ class Parameters:
         """Turns a puller of published parameters into a puller of explorers' parameters."""
         if not self.model.lora:
             return puller
-        as_held = functools.partial(_as_held, self._held_model, self.dtype)
+        held = self._held_model
+        one_layer = dataclasses.replace(held, num_layers=1, sliding_layers=held.sliding_layers[:1])
+        as_held = functools.partial(_as_held, one_layer, self.dtype)
         return MergingPuller(puller, self.model, self.base(), self.abstract_held, as_held)
 
     def _stored_adapters(self) -> Params:
@@ -172,12 +181,21 @@ class Parameters:
     def _drawn(self, part: Literal[0, 1]) -> Params:
         """Makes adapters and scalar head (0), or the rest (1), of a random start."""
 
-        def draw(key: Array) -> Params:
-            return lora.split(init_params(self.model, key))[part]
+        abstract = self.abstract_base if part else lora.split(self.abstract)[0]
 
-        return jax.jit(draw, out_shardings=shardings(lora.split(self.abstract)[part]))(
-            jax.random.key(self.seed)
-        )
+        def draw(key: Array) -> Params:
+            drawn = lora.split(init_params(self.model, key))[part]
+            return jax.tree.map(lambda x, own: x.astype(own.dtype), drawn, abstract)
+
+        return jax.jit(draw, out_shardings=shardings(abstract))(jax.random.key(self.seed))
+
+    @property
+    def abstract_base(self) -> Params:
+        """Shapes, dtypes and shardings of `base`."""
+        base = lora.split(self.abstract)[1]
+        if not self.model.lora:
+            return base
+        return as_computed_abstract(dataclasses.replace(self.model, dtype=self.base_dtype), base)
 
     @property
     def abstract_held(self) -> Params:
@@ -203,6 +221,7 @@ def parameters_of(settings: RunSettings, task: Task, layout: Layout) -> Paramete
         dtype=settings.explorer_dtype,
         quantization=settings.quantization,
         adapters=settings.model.lora.path,
+        base_dtype=settings.compute_dtype,
     )
 
 
@@ -223,7 +242,7 @@ class MergingPuller:
       model: model config with `lora`.
       base: parameters without adapters.
       abstract: dtypes and shardings of the result.
-      as_held: turns merged parameters into those of explorers.
+      as_held: turns merged parameters, of one layer or of none, into those of explorers.
     """
 
     def __init__(
@@ -237,7 +256,7 @@ class MergingPuller:
         self._puller, self._base = puller, base
 
         def merge(adapters: Params, base: Params) -> Params:
-            return as_held(lora.merge(model, lora.join(adapters, base)))
+            return lora.merge(model, lora.join(adapters, base), as_held)
 
         self._merge = jax.jit(merge, out_shardings=shardings(abstract))
 

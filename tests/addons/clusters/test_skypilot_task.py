@@ -31,9 +31,9 @@ def test_a_task_has_as_many_nodes_as_the_processes_take(tmp_path):
     assert found["num_nodes"] == 4
     assert found["resources"] == {"accelerators": "H100:8"}
     assert found["secrets"] == {"RL_SYNC_SECRET": None}
-    assert "'jax[cuda13]'" in found["setup"]
+    assert found["setup"] == "pip install -e '.[cuda]'\n"
     assert task(tmp_path, "--to=skypilot")["resources"] == {}
-    assert "jax" not in task(tmp_path, "--to=skypilot")["setup"]
+    assert task(tmp_path, "--to=skypilot")["setup"] == "pip install -e '.'\n"
 
 
 @pytest.mark.parametrize(

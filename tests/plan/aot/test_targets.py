@@ -1,7 +1,10 @@
 """Names of accelerators to compile for."""
 
+import re
+
 import pytest
 
+from rl_sync.plan.chips import CHIPS
 from rl_sync.plan.targets import Target, TargetError, target
 
 
@@ -12,7 +15,7 @@ from rl_sync.plan.targets import Target, TargetError, target
         ("v5p:2x2x1", (2, 2, 1), 4),
         ("tpu7x:2x2x1", (2, 2, 1), 8),  # Two devices a chip.
         ("h100:8", (8,), 8),
-        ("t4:1", (1,), 1),
+        *((f"{name}:1", (1,), 1) for name, chip in CHIPS.items() if chip.platform == "gpu"),
         ("2xv5e:4x4", (4, 4), 32),
     ],
 )
@@ -37,6 +40,13 @@ def test_others_are_refused_in_a_line(text, says):
     with pytest.raises(TargetError, match=says) as error:
         target(text)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", [name for name in CHIPS if CHIPS[name].platform == "gpu"])
+def test_the_compiler_knows_each_kind_of_gpu(name, devices):
+    (found,) = devices(f"{name}:1")
+    number = re.search(r"\d+", name)[0]
+    assert re.search(rf"(?<!\d){number}\b|{name.upper()}\b", found.device_kind)
 
 
 def test_devices_of_a_chip_share_its_memory_and_rates():
@@ -82,5 +92,7 @@ def test_devices_exchange_bytes_over_the_links_that_they_have(text, devices, gig
 
 def test_a_missing_compiler_is_named_with_the_command_that_installs_it(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(TargetError, match=r"pip install 'jax\[tpu\]=="):
+    with pytest.raises(TargetError, match=r"pip install 'rl_sync\[tpu\]'"):
         Target("v5e", (2, 2)).devices()
+    with pytest.raises(TargetError, match=r"pip install 'rl_sync\[cuda\]'"):
+        Target("h100", (1,)).devices()

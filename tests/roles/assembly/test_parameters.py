@@ -166,6 +166,26 @@ def test_adapters_are_merged_in_float32_and_cast_on_arrival(adapted):
 
 
 @pytest.mark.gate
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_what_adapters_adapt_is_held_as_the_trainer_computes_with_it(quantization, adapted):
+    rounded = dataclasses.replace(
+        adapted, dtype="bfloat16", base_dtype="bfloat16", quantization=quantization
+    )
+    base = rounded.base()
+    model = dataclasses.replace(ADAPTED, dtype="bfloat16")
+    assert same(base, as_computed(model, adapted.base()))
+    assert laid_out(base) == laid_out(rounded.abstract_base)
+    assert {x.dtype.name for x in jax.tree.leaves(base)} == {"bfloat16", "float32"}
+    moved = jax.tree.map(lambda x: x + 0.1, adapted.published(adapted.initial()))
+    _, found = rounded.receiving(Pulled(moved)).pull(timeout_secs=1.0)
+    wide = jax.tree.map(lambda x: x.astype("float32"), base)
+    merged = lora.merge(ADAPTED, lora.join(moved, wide))
+    # Explorers hold the whole policy in the form that they give to one layer after another.
+    whole = Parameters(lora.merged_config(ADAPTED), None, 3, layout(), "bfloat16", quantization)
+    assert same(found, whole.published(merged))
+
+
+@pytest.mark.gate
 @pytest.mark.samples("qwen2_score-None", "qwen2-None", gate=("qwen2-adapters1",))
 @pytest.mark.parametrize("adapters", [None, Lora(2, 4.0, ("q", "down"))])
 @pytest.mark.parametrize("name", ["qwen2", "qwen2_score"])

@@ -1,0 +1,79 @@
+"""Warns before a run of GPUs that are too small for it, or have no units for its dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rl_sync.cluster.gpu_cards import GpuCard
+from rl_sync.cluster.gpus import reserved_share
+from rl_sync.plan.memory_advice import describe_advice
+from rl_sync.plan.memory_estimate import explorer_estimate, step_estimate
+from rl_sync.plan.memory_text import format_bytes
+from rl_sync.role_names import EXPLORER, TRAINER
+from rl_sync.settings.run_settings import RunSettings
+from rl_sync.tasks.task import Task
+
+
+def slow_dtypes(settings: RunSettings, half: str) -> str:
+    """Names the settings of 16-bit dtypes that matrix units do not compute in; empty if none.
+
+    Args:
+      half: dtype of 16 bits in which they compute.
+    """
+    dtypes = {
+        "trainer.compute_dtype": settings.compute_dtype,
+        "explorer.dtype": settings.explorer_dtype,
+    }
+    slow = [f"{name}={dtype}" for name, dtype in dtypes.items() if dtype not in (half, "float32")]
+    return " and ".join(slow) if half != "bfloat16" else ""
+
+
+def dtype_warning(settings: RunSettings, cards: Sequence[GpuCard]) -> str:
+    """Returns a line about a dtype that a GPU has no units for; empty if there is none."""
+    for card in cards:
+        if slow := slow_dtypes(settings, card.half):
+            return (
+                f"WARNING: this machine's GPU ({card.name}) has no units for {slow}, which XLA"
+                f" computes in float32, several times slower: use model.dtype={card.half}."
+            )
+    return ""
+
+
+def memory_warnings(
+    settings: RunSettings, task: Task, cards: Sequence[GpuCard], environment: Mapping[str, str]
+) -> Iterator[str]:
+    """Yields lines about GPUs whose memory is less than the run's estimate, with ways out.
+
+    On a single GPU all roles have to fit together, and otherwise the largest alone. The estimate is
+    made of shapes, so a run that it warns of may fit.
+
+    Args:
+      cards: the GPUs of all roles.
+      environment: environment variables, which may say what JAX reserves.
+    """
+    if not cards:
+        return
+    card = min(cards, key=lambda card: card.memory - card.used)
+    peaks = {TRAINER: step_estimate(settings, task, "gpu").peak}
+    if settings.explorers:
+        alone = explorer_estimate(settings, task, "gpu").peak
+        peaks[EXPLORER] = alone * (settings.explorers if len(cards) == 1 else 1)
+    needed = sum(peaks.values()) if len(cards) == 1 else max(peaks.values())
+    room = round(reserved_share(environment, len(cards)) * card.memory)
+    free = card.memory - card.used
+    if needed <= min(room, free):
+        return
+    size, has = format_bytes(needed), f"{card.name} with {format_bytes(card.memory)}"
+    if needed <= room:
+        yield (
+            f"WARNING: by estimates from shapes, this run needs {size} of a GPU ({has}), where"
+            f" other programs hold {format_bytes(card.used)} (nvidia-smi): end them, or choose"
+            " another GPU with CUDA_VISIBLE_DEVICES."
+        )
+        return
+    roles = [role for role in peaks if len(cards) == 1 or peaks[role] > room]
+    yield (
+        f"WARNING: by estimates from shapes, this run needs {size} of a GPU ({has}), of which it"
+        f" reserves {format_bytes(room)}. It may end for want of memory."
+    )
+    yield describe_advice(settings, task, roles, "gpu")
