@@ -130,6 +130,7 @@ def _settings(model: str, rank: int, tokens: int, changes: dict[str, object]) ->
             "task.max_prompt_tokens": _PROMPT_TOKENS,
             "task.max_completion_tokens": tokens - _PROMPT_TOKENS,
             "launch.colocate": True,
+            "launch.share_devices": True,
             **changes,
         }
     )

@@ -424,10 +424,11 @@ def explorer_estimate(settings: RunSettings, task: Task, platform: Platform) -> 
     work: dict[str, int] = {}
     adapters, base = lora.split(policy.abstract)
     if adapters:
-        held |= {
-            "base": model_memory.device_bytes(policy.abstract_base),
-            "adapters": model_memory.device_bytes(adapters),
-        }
+        # On the trainer's devices, its base is read.
+        lent = settings.hands_over and settings.launch.share_devices
+        whole = model_memory.device_bytes(policy.abstract_base)
+        held |= {} if lent else {"base": whole}
+        held["adapters"] = model_memory.device_bytes(adapters)
         # Layers are merged in float32, one after another.
         work["merging"] = model_memory.device_bytes(base["blocks"]) // policy.model.num_layers
     count = settings.environment.older_versions if settings.plays else 0

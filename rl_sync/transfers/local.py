@@ -7,6 +7,7 @@ waits.
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
 from typing import NamedTuple
@@ -58,6 +59,22 @@ class LocalPublisher:
         self._offers: list[_Offer] = []
         self._taken = [-1] * explorers
         self._closed = False
+        self._lent: Params | None = None
+
+    def lend(self, base: Params) -> None:
+        """Shows explorers arrays that versions are merged into; call it before `publish`.
+
+        The trainer reads them, too, and never overwrites them.
+        """
+        known = jax.tree.leaves(self._lent)
+        same = map(operator.is_, known, jax.tree.leaves(base))
+        if not known or not all(same):
+            self._lent = base
+
+    def lent(self) -> Params:
+        """Returns the arrays that the trainer lends: the same object as long as they are."""
+        assert self._lent is not None, "the trainer lends before it publishes"
+        return self._lent
 
     def publish(self, version: int, params: Params) -> None:
         """Offers a copy of `params`, without waiting; see `ends_interface.Publisher`.

@@ -22,8 +22,12 @@ pytestmark = pytest.mark.nightly
 def test_adapters_travel_alone_and_with_the_same_bits_over_both_transfers(runs):
     sizes = ("--config.model.lora.rank=2", "--config.model.lora.targets=q,down")
     embedded = "--config.replay.backend=embedded"
-    transfers = ({}, {"transfer": "checkpoint"})
-    one, other = (runs.get(*flags("synchronous", **over), *sizes, embedded) for over in transfers)
+    # In one process the explorer reads the trainer's base.
+    transfers = ({}, {"colocate": True, "share_devices": True}, {"transfer": "checkpoint"})
+    one, shared, other = (
+        runs.get(*flags("synchronous", **over), *sizes, embedded) for over in transfers
+    )
+    assert_same_bits(one, shared)
     assert_same_bits(one, other)
     settings = other.settings
     published = parameters_of(settings, wiring.load_task(settings), layout()).abstract_published()

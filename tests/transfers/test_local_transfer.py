@@ -42,6 +42,17 @@ def _like(sharding: NamedSharding) -> dict:
     )
 
 
+def test_what_is_lent_is_the_same_object_as_long_as_its_arrays_are(publisher):
+    with pytest.raises(AssertionError, match="lends before it publishes"):
+        publisher.lent()
+    first, other = _params(0), _params(0)
+    publisher.lend(first)
+    publisher.lend(dict(first))
+    assert publisher.lent() is first
+    publisher.lend(other)
+    assert publisher.lent() is other
+
+
 @pytest.fixture
 def publisher():
     return LocalPublisher(1, keep=3)

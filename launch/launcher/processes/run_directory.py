@@ -102,7 +102,9 @@ def _placed(settings: RunSettings) -> RunSettings:
     if launch.colocate is not None:
         return settings
     alone = len(machine_gpus(os.environ).usable) == 1 and settings.may_be_colocated
-    return dataclasses.replace(settings, launch=dataclasses.replace(launch, colocate=alone))
+    shares = alone or launch.share_devices
+    launch = dataclasses.replace(launch, colocate=alone, share_devices=shares)
+    return dataclasses.replace(settings, launch=launch)
 
 
 def _dated(settings: RunSettings) -> RunSettings:

@@ -26,6 +26,7 @@ from rl_sync.cluster.team import Team
 from rl_sync.learning.learning_settings import PAIR
 from rl_sync.learning.objective import LossConfig
 from rl_sync.messages.weight_calls import AskNewest
+from rl_sync.models import lora
 from rl_sync.models.sharding import Layout
 from rl_sync.records.rollouts.recorded_images import ImageFiles
 from rl_sync.records.rollouts.rollout_parts import RolloutParts
@@ -42,7 +43,7 @@ from rl_sync.roles.assembly.engines import (
     examination_engine,
     rollout_engine,
 )
-from rl_sync.roles.assembly.parameters import parameters_of
+from rl_sync.roles.assembly.parameters import Parameters, parameters_of
 from rl_sync.roles.assembly.program_list import (
     SFT,
     TRAINING,
@@ -86,6 +87,7 @@ from rl_sync.tasks.demonstrations import draw
 from rl_sync.tasks.task import Task
 from rl_sync.transfers.decision import decide_transfer, decided_transfer
 from rl_sync.transfers.ends import EndSite, NoTransfer, TrainerEnd, ends_of
+from rl_sync.transfers.local import LocalPublisher
 from rl_sync.types import Demonstrations, Group, Params
 from rl_sync.weights.cluster import host_leaves, leave_cluster
 from rl_sync.workdir import Workdir
@@ -121,6 +123,19 @@ class Ports(NamedTuple):
 
 REAL = Ports()
 """Clients that reach other processes by their addresses, and folders on the disk."""
+
+
+def _lender(parameters: Parameters, resources: Resources) -> Callable[[Params], None]:
+    """Returns what shows explorers of this process the base of adapters."""
+    shared = resources.weights
+    if parameters.model.lora is None or not isinstance(shared, LocalPublisher):
+        return lambda params: None
+    return lambda params: shared.lend(lora.split(params)[1])
+
+
+def _lent(resources: Resources) -> Callable[[], Params] | None:
+    shared = resources.weights
+    return shared.lent if isinstance(shared, LocalPublisher) else None
 
 
 def run_trainer(
@@ -212,6 +227,7 @@ def run_trainer(
                 workdir.published if session.leads else None, since=since, exact=exact
             ),
             demonstrations=demonstrations_of(settings, task),
+            lend=_lender(parameters, resources),
             compile_threads=ahead.threads,
             recorder=_recorder(session, task),
             teachers=(lambda: load_teachers(settings, task, layout)) if trainer.teachers else None,
@@ -407,7 +423,7 @@ def run_explorer(
             number=number,
             explorer=explorer,
             blank=parameters.blank,
-            puller=parameters.receiving(end.puller),
+            puller=parameters.receiving(end.puller, _lent(resources)),
             began_secs=end.began_secs,
             at_hand=end.at_hand,
             sync_kind=site.kind,

@@ -149,14 +149,20 @@ class Parameters:
         """Makes zeros in the shapes of explorers' parameters, to compile with."""
         return zeros(self.abstract_held)
 
-    def receiving(self, puller: Puller) -> Puller:
-        """Turns a puller of published parameters into a puller of explorers' parameters."""
+    def receiving(self, puller: Puller, lent: Callable[[], Params] | None = None) -> Puller:
+        """Turns a puller of published parameters into a puller of explorers' parameters.
+
+        Args:
+          lent: returns the base of a trainer in this process, once a version is there; None to make
+            it anew. On the trainer's devices it is not copied.
+        """
         if not self.model.lora:
             return puller
         held = self._held_model
         one_layer = dataclasses.replace(held, num_layers=1, sliding_layers=held.sliding_layers[:1])
         as_held = functools.partial(_as_held, one_layer, self.dtype)
-        return MergingPuller(puller, self.model, self.base(), self.abstract_held, as_held)
+        base = BorrowedBase(lent, self.abstract_base) if lent else _given(self.base())
+        return MergingPuller(puller, self.model, base, self.abstract_held, as_held)
 
     def _stored_adapters(self) -> Params:
         """Returns the adapters of a PEFT directory, which replace new ones."""
@@ -234,13 +240,38 @@ def _as_held(model: ModelConfig, dtype: str, params: Params) -> Params:
 _held = jax.jit(_as_held, static_argnums=(0, 1))
 
 
+def _given(base: Params) -> Callable[[], Params]:
+    return lambda: base
+
+
+class BorrowedBase:
+    """Parameters without adapters that a trainer of this process lends.
+
+    Args:
+      lent: returns them, the same object as long as they are the same.
+      abstract: shardings in which they are needed.
+    """
+
+    def __init__(self, lent: Callable[[], Params], abstract: Params) -> None:
+        self._lent, self._there = lent, shardings(abstract)
+        self._last: Params | None = None
+        self._placed: Params | None = None
+
+    def __call__(self) -> Params:
+        """Returns them in place: where the trainer holds them, or copied once."""
+        lent = self._lent()
+        if self._placed is None or lent is not self._last:
+            self._last, self._placed = lent, jax.device_put(lent, self._there)
+        return self._placed
+
+
 class MergingPuller:
     """Pulls adapters, and merges them into the fixed parameters.
 
     Args:
       puller: puller of the adapters.
       model: model config with `lora`.
-      base: parameters without adapters.
+      base: returns parameters without adapters, once a version was pulled.
       abstract: dtypes and shardings of the result.
       as_held: turns merged parameters, of one layer or of none, into those of explorers.
     """
@@ -249,7 +280,7 @@ class MergingPuller:
         self,
         puller: Puller,
         model: ModelConfig,
-        base: Params,
+        base: Callable[[], Params],
         abstract: Params,
         as_held: Callable[[Params], Params],
     ) -> None:
@@ -267,7 +298,7 @@ class MergingPuller:
         version, adapters = self._puller.pull(
             exactly=exactly, at_least=at_least, timeout_secs=timeout_secs
         )
-        return version, self._merge(adapters, self._base)
+        return version, self._merge(adapters, self._base())
 
     def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
         """See `Puller`."""

@@ -87,6 +87,7 @@ class TrainerLoop:
         if there is none.
       teachers: loads the teachers' parameters; None without a teacher.
       taught: adds a served teacher's answers to a batch; None without such a teacher.
+      lend: shows the parameters to explorers of this process, before each version.
     """
 
     session: Session
@@ -107,6 +108,7 @@ class TrainerLoop:
     recorder: Callable[[int], RolloutRecorder] | None = None
     teachers: Callable[[], tuple[Params, ...]] | None = None
     taught: Callable[[Consumed], Consumed] | None = None
+    lend: Callable[[Params], None] = lambda params: None
     _life: TrainerLife = dataclasses.field(init=False)
     _restorer: StateRestorer = dataclasses.field(init=False)
     _state: TrainState = dataclasses.field(init=False)
@@ -307,6 +309,7 @@ class TrainerLoop:
         params = self.parameters.published(self._state.params)
         if self.session.settings.sync.verify:
             self._digests.note(version, params)
+        self.lend(self._state.params)
         self._ends.publish(version, params)
 
     def _moment(self, step: int) -> str:

@@ -15,7 +15,7 @@ from rl_sync.models import lora
 from rl_sync.models.config import HEAD, Lora
 from rl_sync.models.huggingface.reading import load_config
 from rl_sync.models.placement import as_computed, shardings
-from rl_sync.roles.assembly.parameters import Parameters
+from rl_sync.roles.assembly.parameters import BorrowedBase, Parameters
 from rl_sync.settings.records import ConfigError
 from rl_sync.transfers.checkpoint import CheckpointPublisher, CheckpointPuller
 from rl_sync.transfers.local import LocalPublisher, LocalPuller
@@ -75,6 +75,20 @@ def test_adapters_alone_travel_and_arrive_merged_into_the_base(adapted):
     expected = lora.merge(ADAPTED, lora.join(moved, lora.split(initial)[1]))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), received, expected)
     assert jax.tree.map(np.shape, received) == jax.tree.map(np.shape, adapted.blank())
+
+
+def test_a_lent_base_is_read_where_it_is_and_copied_once_to_other_devices(adapted):
+    adapters, base = lora.split(adapted.initial())
+    here = BorrowedBase(lambda: base, adapted.abstract_base)
+    for held, lent in zip(jax.tree.leaves(here()), jax.tree.leaves(base), strict=True):
+        assert held.unsafe_buffer_pointer() == lent.unsafe_buffer_pointer()
+    elsewhere = dataclasses.replace(adapted, layout=layout(data=2))
+    there = BorrowedBase(lambda: base, elsewhere.abstract_base)
+    assert there() is there()
+    assert same(there(), base)
+    _, own = adapted.receiving(Pulled(adapters)).pull(timeout_secs=1.0)
+    _, found = adapted.receiving(Pulled(adapters), lambda: base).pull(timeout_secs=1.0)
+    assert same(found, own)
 
 
 def test_a_checkpoint_starts_with_fresh_adapters_that_change_nothing(adapted):

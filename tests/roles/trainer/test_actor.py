@@ -1,4 +1,5 @@
 import dataclasses
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -391,6 +392,19 @@ def test_with_lora_only_adapters_are_trained_and_have_optimizer_state_and_a_refe
     jax.tree.map(np.testing.assert_array_equal, frozen, base)
     jax.tree.map(np.testing.assert_array_equal, after.ref_params, adapters)
     assert not any(jax.tree.leaves(jax.tree.map(np.array_equal, trained, adapters)))
+
+
+@pytest.mark.gate
+def test_a_step_overwrites_adapters_and_leaves_the_frozen_base_where_it_is():
+    adapted = Lora(rank=2, alpha=4.0, targets=("q", "o", "down"))
+    model = dataclasses.replace(MODEL, lora=adapted)
+    trainer = trainer_of(HELD, model=model)
+    state = trainer.begin(trainer.start(tiny.params(model)))
+    trained, frozen = map(jax.tree.leaves, lora.split(state.params))
+    after, _ = trainer.step(state, batch_of(params=tiny.params(model), model=model))
+    assert all(x.is_deleted() for x in trained)
+    kept = jax.tree.leaves(lora.split(after.params)[1])
+    assert all(map(operator.is_, frozen, kept))
 
 
 @pytest.mark.nightly
