@@ -20,14 +20,16 @@ hundred change, and most of those by one unit in the last place.
 from __future__ import annotations
 
 import enum
+import itertools
 import struct
 from typing import NamedTuple
 
 import cramjam
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Int, Shaped, UInt8, UInt32
 
 Bytes = UInt8[np.ndarray, " bytes"]
+Positions = Int[np.ndarray, " changed"]
 
 BLOCK_BYTES = 512 << 10
 """Size of a block; the last block of an array is shorter."""
@@ -54,6 +56,44 @@ class EncodingError(ValueError):
     """The bytes of a block cannot be decoded: they are damaged, or belong to another block."""
 
 
+class ChangedElements(NamedTuple):
+    """Elements of an array that differ from its base, as whoever compared them tells.
+
+    Attributes:
+      mask: a bit for each element in row-major order, from the lowest bit of the first word on; 1
+        where the elements differ. Further bits of the last word are 0.
+      values: the bits of the new elements that differ, as unsigned integers of their size.
+    """
+
+    mask: UInt32[np.ndarray, " words"]
+    values: Shaped[np.ndarray, " changed"]
+
+    def blocks(self, block_bytes: int) -> list[ChangedElements]:
+        """Returns the changes of each block; all but the last have whole words of the mask."""
+        words = block_bytes // self.values.itemsize // 32
+        starts = np.arange(0, len(self.mask), words)
+        counts = np.bitwise_count(self.mask)
+        ends = np.cumsum(np.add.reduceat(counts, starts, dtype=np.int64)).tolist()
+        spans = zip(starts.tolist(), itertools.pairwise([0, *ends]), strict=True)
+        return [
+            ChangedElements(self.mask[start : start + words], self.values[begin:end])
+            for start, (begin, end) in spans
+        ]
+
+    def make(self, new: Bytes, base: Bytes) -> Positions:
+        """Writes the new elements of a block; returns the positions of those that differ.
+
+        Args:
+          new: contiguous memory of the block.
+          base: bytes of the block's base.
+        """
+        new[:] = base
+        mask = self.mask.astype("<u4", copy=False).view(np.uint8)
+        positions: Positions = np.flatnonzero(np.unpackbits(mask, bitorder="little").view(np.bool_))
+        new.view(self.values.dtype)[positions] = self.values
+        return positions
+
+
 class EncodedBlock(NamedTuple):
     """An encoded block.
 
@@ -68,7 +108,9 @@ class EncodedBlock(NamedTuple):
     changed: int
 
 
-def encode(new: Bytes, base: Bytes, itemsize: int) -> EncodedBlock:
+def encode(
+    new: Bytes, base: Bytes, itemsize: int, positions: Positions | None = None
+) -> EncodedBlock:
     """Encodes a block as its difference to a base of the same size.
 
     The result is RAW where no other encoding is smaller.
@@ -76,9 +118,11 @@ def encode(new: Bytes, base: Bytes, itemsize: int) -> EncodedBlock:
     Args:
       new, base: contiguous bytes.
       itemsize: bytes of an element: 1, 2, 4 or 8.
+      positions: positions of the elements that differ; by default, the block is compared.
     """
     elements, before = new.view(_UNSIGNED[itemsize]), base.view(_UNSIGNED[itemsize])
-    positions = np.flatnonzero(elements != before)
+    if positions is None:
+        positions = np.flatnonzero(elements != before)
     count = len(positions)
     if not count:
         return EncodedBlock(Encoding.SAME, b"", 0)
