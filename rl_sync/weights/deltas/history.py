@@ -325,10 +325,8 @@ class VersionHistory:
                 return EncodedBlock(Encoding.SAME, b"", 0)
             span = slice(start, start + BLOCK_BYTES)
             new, base = parts[part][span], before.parts[part][span]
-            positions = None
-            if part in changes:
-                positions = changes[part][start // BLOCK_BYTES].make(new, base)
-            return encode(new, base, self._itemsizes[part], positions)
+            changed = changes[part][start // BLOCK_BYTES] if part in changes else None
+            return encode(new, base, self._itemsizes[part], changed)
 
         places = list(_places(parts))
         blocks = list(self._threads.map(encoded, places))

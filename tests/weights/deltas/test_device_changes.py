@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from rl_sync.weights.deltas import device_changes
 from rl_sync.weights.deltas.device_changes import fetched, runs_of
-from rl_sync.weights.deltas.encoding import ChangedElements
+from rl_sync.weights.deltas.encoding import ChangedElements, encode
 from rl_sync.weights.deltas.history import VersionHistory
 from rl_sync.weights.parts import Cutter, plan_manifest
 from tests.weights.deltas.made import UNSIGNED
@@ -58,9 +58,9 @@ def changes_of(new, base, runs: int | None = None):
 
 def made(changes: ChangedElements, base) -> np.ndarray:
     """Returns the bytes that changes make of a base."""
-    there = bits_of(base).view(np.uint8)
-    new = np.empty_like(there)
-    changes.make(new, there)
+    there = bits_of(base)
+    new = np.empty(there.nbytes, np.uint8)
+    assert encode(new, there.view(np.uint8), there.itemsize, changes).changed == len(changes.values)
     return new
 
 
