@@ -191,7 +191,7 @@ def empty(nbytes: int) -> Bytes:
 
 def _gaps(positions: Positions) -> Bytes:
     at = positions.astype(np.uint32)  # Unsigned 32-bit integers are divided several times as fast.
-    gaps = np.diff(at, prepend=np.uint32(_WRAPPED)) - np.uint32(1)
+    gaps: UInt32[np.ndarray, " changed"] = np.diff(at, prepend=np.uint32(_WRAPPED)) - np.uint32(1)
     if gaps.max() < _ESCAPE:
         return gaps.astype(np.uint8)
     escapes = gaps // np.uint32(_ESCAPE)

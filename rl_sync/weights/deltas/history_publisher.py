@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from jaxtyping import Array, UInt32
 
-from rl_sync.models.platform import platform
+from rl_sync.models.platform import Platform, platform
 from rl_sync.types import Params
 from rl_sync.weights.background_publisher import BackgroundPublisher, QueueRules
 from rl_sync.weights.deltas.device_changes import (
@@ -67,7 +67,7 @@ class HistoryPublisher:
         rules: QueueRules,
     ) -> None:
         self._cutter, self.history = cutter, history
-        self._compares = history.encodes and compares_on_devices()
+        self._compares = history.encodes and compares_on(platform())
         # The newest version that was handed over, and the newest in the history: usually the same.
         self._handed: Parts | None = None
         self._held: Parts | None = None
@@ -116,6 +116,6 @@ class HistoryPublisher:
         return given
 
 
-def compares_on_devices() -> bool:
-    """Says whether a trainer that publishes differences keeps the last version on its devices."""
-    return platform() == "gpu"
+def compares_on(name: Platform) -> bool:
+    """Says whether versions are compared on devices of a platform, which keep the last one."""
+    return name == "gpu"
