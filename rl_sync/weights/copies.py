@@ -43,13 +43,13 @@ def on_host(
     Args:
       arrays: arrays of one device each. Those of a CPU are yielded in their own memory.
       pinned: whether they pass through pinned host memory, which a device writes without the help
-        of the host; by default where an accelerator has it.
+        of the host; by default those of GPUs.
     """
     waiting: collections.deque[tuple[Array, bool]] = collections.deque()
     nbytes = 0
     for array in arrays:
         (device,) = array.devices()
-        if by_pinned := _has_pinned_memory(device) if pinned is None else pinned:
+        if by_pinned := _copies_by_pinned_memory(device) if pinned is None else pinned:
             sharding = SingleDeviceSharding(device, memory_kind=_PINNED)
             waiting.append((jax.device_put(array, sharding), by_pinned))
         else:
@@ -69,10 +69,10 @@ def _arrived(array: Shaped[Array, "*shape"], pinned: bool) -> Shaped[np.ndarray,
     return there.copy() if pinned else there
 
 
-def _has_pinned_memory(device: jax.Device) -> bool:
-    """Says whether a device is an accelerator that copies to pinned memory of its host."""
+def _copies_by_pinned_memory(device: jax.Device) -> bool:
+    """Says whether a device is a GPU with pinned memory, without which its copies are slow."""
     kinds = {memory.kind for memory in device.addressable_memories()}
-    return device.platform != "cpu" and _PINNED in kinds
+    return device.platform == "gpu" and _PINNED in kinds
 
 
 def cut_out(
