@@ -1,8 +1,8 @@
 """The trainer's half of every transfer by artifacts: versions are cut, and enter its history.
 
 On GPUs each version is compared with the one before on the devices, so that only changes cross to
-the host. A TPU would gather single values slowly, and a CPU's own memory needs no copy: there, the
-history compares.
+the host. Compiled for a TPU, the comparison makes temporary arrays of ten times the version's size,
+and the memory of a CPU is the host's: there, the history compares.
 """
 
 from __future__ import annotations
