@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import functools
 import queue
 import tempfile
 import time
@@ -23,7 +25,9 @@ from rl_sync.plan import model_memory
 from rl_sync.transfers.trainer_processes import TrainerContact
 from rl_sync.types import Params
 from rl_sync.weights.cells import mesh_regions
-from rl_sync.weights.copies import copied
+from rl_sync.weights.copies import copied, on_host
+from rl_sync.weights.deltas.device_changes import device_changes, fetched, runs_needed
+from rl_sync.weights.deltas.encoding import ChangedElements
 from rl_sync.weights.digest import digest
 
 _HOST, _SECRET = "127.0.0.1", "only ours"
@@ -34,7 +38,7 @@ _GOLDEN = 0x9E3779B1
 
 
 def measure(options: PartOptions) -> Iterator[Finding]:
-    """Measures copies, digests, and each transfer from `publish` to the end of `pull`.
+    """Measures copies, comparisons, digests, and each transfer from `publish` to the end of `pull`.
 
     Raises:
       CheckFailedError: a transfer failed.
@@ -46,6 +50,7 @@ def measure(options: PartOptions) -> Iterator[Finding]:
     nbytes = model_memory.tree_bytes(abstract)
     yield Finding("weights", nbytes / 1e9, "GB", f"{len(jax.tree.leaves(abstract))} arrays")
     yield from _copies(params, nbytes)
+    yield from _compared(params, nbytes)
     wrong = []
     for name, transfer in _TRANSFERS.items():
         try:
@@ -73,10 +78,46 @@ def _copies(params: Params, nbytes: int) -> Iterator[Finding]:
         host = jax.device_get(fresh)
         there.append(time.perf_counter() - started)
     yield Finding("device to host", nbytes / min(there) / 1e9, "GB/s")
+    for name, pinned in (("pageable", False), ("pinned", True)):
+        there = []
+        for _ in range(_ROUNDS):
+            fresh = jax.block_until_ready(copied(params))
+            started = time.perf_counter()
+            collections.deque(on_host(jax.tree.leaves(fresh), pinned=pinned), maxlen=0)
+            there.append(time.perf_counter() - started)
+        rate = nbytes / min(there) / 1e9
+        yield Finding(f"device to host, several at a time, {name} memory", rate, "GB/s")
     back = min(seconds(lambda: jax.device_put(host, placed), _ROUNDS))
     yield Finding("host to device", nbytes / back / 1e9, "GB/s")
     secs = min(seconds(lambda: digest(params), _ROUNDS))
     yield Finding("digest", 1e3 * secs, "ms", f"{nbytes / secs / 1e9:.3g} GB/s")
+
+
+def _compared(params: Params, nbytes: int) -> Iterator[Finding]:
+    """Compares versions on the device, and fetches what changed, as deltas on GPUs do."""
+    base = dict(enumerate(jax.tree.leaves(params)))
+    for share in _SHARES[::-1]:
+        new = dict(enumerate(jax.tree.leaves(_changed(params, share, 0))))
+        runs = runs_needed(new, fetched(new, device_changes(new, base, {})))
+        compared = seconds(functools.partial(device_changes, new, base, runs), _ROUNDS)
+        there = []
+        for _ in range(_ROUNDS):
+            fresh = jax.block_until_ready(copied(new))
+            changes = jax.block_until_ready(device_changes(fresh, base, runs))
+            started = time.perf_counter()
+            found = fetched(fresh, changes)
+            there.append(time.perf_counter() - started)
+        crossed = sum(
+            one.mask.nbytes + one.values.nbytes if isinstance(one, ChangedElements) else one.nbytes
+            for one in found.values()
+        )
+        yield Finding(
+            f"compared on the device: {share:.0%} of values changed",
+            1e3 * min(compared),
+            "ms",
+            f"{2 * nbytes / min(compared) / 1e9:.3g} GB/s; {crossed / nbytes:.1%} of the bytes to"
+            f" the host in {1e3 * min(there):.3g} ms",
+        )
 
 
 def _local(params: Params, abstract: Params, nbytes: int) -> Iterator[Finding]:

@@ -45,6 +45,7 @@ from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
 from rl_sync.transfers.ends import ends_of
 from rl_sync.types import Params
+from rl_sync.weights.deltas.history_publisher import compares_on
 
 EXPLORER_PROGRAM_BYTES = 480_000_000
 """Bytes of an explorer's process on CPUs: libraries, compiled programs, and half of the memory of
@@ -140,6 +141,10 @@ def step_estimate(settings: RunSettings, task: Task, platform: Platform) -> Memo
         fresh = gradients if settings.trainer.microbatch_rows else 0
         block = _block_bytes(platform, shard, rows, own_tokens)
         work["a block"] = fresh + block + _LAYERS_AHEAD * _layer_weights(model, layout)
+        if settings.deltas and compares_on(platform):
+            made["the last published version"] = model_memory.device_bytes(
+                parameters_of(settings, task, layout).abstract_published()
+            )
         return MemoryEstimate(held, made, work, offloaded)
     work["a block"] = round(_COPIED_GRADIENTS * gradients)
     devices = settings.trainer.mesh.shape.devices // settings.trainer.processes

@@ -162,6 +162,20 @@ def test_without_a_penalty_there_is_no_reference():
     assert "reference" not in held
 
 
+def test_a_gpu_that_compares_versions_also_holds_the_last_one_as_it_was_published():
+    kept = {}
+    for delta in ("on", "off"):
+        settings = settings_with(
+            sync__transfer="server", sync__delta=delta, explorer__dtype="bfloat16"
+        )
+        task = wiring.load_task(settings)
+        for platform in ("cpu", "tpu", "gpu"):
+            made = step_estimate(settings, task, platform).made
+            kept[delta, platform] = made.get("the last published version", 0)
+    assert kept.pop(("on", "gpu")) == PARAMETERS // 2
+    assert set(kept.values()) == {0}
+
+
 @pytest.mark.gate
 def test_a_critic_of_its_own_doubles_what_learns_and_a_head_adds_next_to_nothing():
     head = 4 * (32 + 1)

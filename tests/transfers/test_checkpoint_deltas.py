@@ -16,6 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 from rl_sync.transfers.checkpoint import CheckpointPublisher, CheckpointPuller
 from rl_sync.weights.background_publisher import QueueRules
 from rl_sync.weights.cells import mesh_regions
+from rl_sync.weights.deltas import history_publisher
 from rl_sync.weights.deltas.retention import VersionRetention
 from rl_sync.weights.deltas.version_files import VersionFiles, VersionFilesError
 from rl_sync.weights.ends_interface import WeightsTimeoutError, WeightsTransferError
@@ -73,6 +74,22 @@ def pulled(puller, version):
     assert number == version
     assert_same_bits(params, version)
     return puller.stats
+
+
+@pytest.mark.parametrize("mesh", [ONE, COLUMNS], ids=["one device", "columns"])
+def test_files_are_the_same_bytes_whether_the_host_or_the_devices_compare(
+    mesh, tmp_path, monkeypatch
+):
+    files = []
+    for platform in ("cpu", "gpu"):
+        monkeypatch.setattr(history_publisher, "platform", lambda platform=platform: platform)
+        directory = tmp_path / platform
+        with publishing(directory, mesh, retention=VersionRetention(full_every=2)) as publish:
+            publish(0, 1, 2, 3)
+            found = {path.name: path.read_bytes() for path in directory.glob("*.safetensors")}
+        files.append(found)
+    assert {"full_00000002.p0.safetensors", "delta_00000003.p0.safetensors"} <= files[0].keys()
+    assert files[0] == files[1]
 
 
 def manifests(directory):

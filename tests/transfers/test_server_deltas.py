@@ -12,6 +12,7 @@ from rl_sync.transfers.server_delta_publisher import DeltaPublisher, FetchBlocks
 from rl_sync.transfers.server_deltas import DeltaPuller, Relaying
 from rl_sync.transfers.trainer_processes import TrainerContact
 from rl_sync.weights.cells import mesh_regions
+from rl_sync.weights.deltas import history_publisher
 from rl_sync.weights.ends_interface import (
     WeightsMismatchError,
     WeightsTimeoutError,
@@ -84,6 +85,22 @@ def test_versions_arrive_to_the_bit_over_any_two_meshes_first_whole_then_as_chan
             stats = pulled(puller, version)
             assert not stats.full
             assert stats.received_bytes < stats.dense_bytes / 20
+
+
+@pytest.mark.parametrize("source", ["one device", "columns"])
+def test_versions_that_were_compared_on_the_trainer_s_devices_arrive_to_the_bit(
+    source, monkeypatch
+):
+    monkeypatch.setattr(history_publisher, "platform", lambda: "gpu")
+    with (
+        publishing(MESHES[source]) as (publisher, publish),
+        pulling([publisher.address]) as puller,
+    ):
+        publish(0)
+        assert pulled(puller, 0).full
+        for version in (1, 2, 3):
+            publish(version)
+            assert not pulled(puller, version).full
 
 
 @pytest.mark.gate

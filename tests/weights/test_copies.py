@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from rl_sync.weights.copies import copied, cut_out
+from rl_sync.weights import copies
+from rl_sync.weights.copies import copied, cut_out, on_host
 
 
 def test_a_copy_outlives_the_donation_of_what_was_copied():
@@ -49,3 +50,35 @@ def test_the_caller_does_not_wait_for_a_copy(copy):
 
     dispatched = min(timed(lambda copies: None) for _ in range(5))
     assert dispatched < min(timed(jax.block_until_ready) for _ in range(5)) / 3
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_arrays_come_to_the_host_in_order_and_to_the_bit_also_by_pinned_memory(pinned, monkeypatch):
+    monkeypatch.setattr(copies, "_IN_FLIGHT_BYTES", 50)
+    devices = jax.devices()
+    arrays = [
+        jax.device_put(np.arange(n, n + size, dtype=np.int32), devices[n % 2])
+        for n, size in enumerate([3, 0, 40, 1, 2, 5])
+    ] + [jax.device_put(np.array([0x7FC1, 0x8000], np.uint16).view(jnp.bfloat16), devices[3])]
+    there = list(on_host(iter(arrays), pinned=pinned))
+    assert [x.tobytes() for x in there] == [np.asarray(x).tobytes() for x in arrays]
+    assert all(x.flags.writeable == pinned for x in there), "copied out of pinned memory"
+
+
+def test_few_bytes_are_in_flight_at_once(monkeypatch):
+    monkeypatch.setattr(copies, "_IN_FLIGHT_BYTES", 100)
+    started = []
+
+    def arrays():
+        for number in range(6):
+            started.append(number)
+            yield jnp.full(10, number, jnp.int32)
+
+    ahead = [len(started) - int(x[0]) for x in on_host(arrays(), pinned=True)]
+    assert ahead == [3, 3, 3, 3, 2, 1]
+
+
+def test_arrays_of_a_cpu_come_to_the_host_without_a_copy():
+    x = jnp.arange(1000)
+    (there,) = on_host([x])
+    assert there.ctypes.data == x.unsafe_buffer_pointer()

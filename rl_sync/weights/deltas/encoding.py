@@ -20,14 +20,16 @@ hundred change, and most of those by one unit in the last place.
 from __future__ import annotations
 
 import enum
+import itertools
 import struct
 from typing import NamedTuple
 
 import cramjam
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Int, Shaped, UInt8, UInt32
 
 Bytes = UInt8[np.ndarray, " bytes"]
+Positions = Int[np.ndarray, " changed"]
 
 BLOCK_BYTES = 512 << 10
 """Size of a block; the last block of an array is shorter."""
@@ -37,6 +39,8 @@ _LEVEL = 1
 _ESCAPE = 255
 _MOST_SPARSE = 0.3
 """Share of changed elements above which byte planes are smaller than positions."""
+_WRAPPED = 2**32 - 1
+"""The position before the first one, as an unsigned 32-bit integer."""
 _COUNT = struct.Struct("<q")
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -54,6 +58,41 @@ class EncodingError(ValueError):
     """The bytes of a block cannot be decoded: they are damaged, or belong to another block."""
 
 
+class ChangedElements(NamedTuple):
+    """Elements of an array that differ from its base, as whoever compared them tells.
+
+    Attributes:
+      mask: a bit for each element in row-major order, from the lowest bit of the first word on; 1
+        where the elements differ. Further bits of the last word are 0.
+      values: the bits of the new elements that differ, as unsigned integers of their size.
+    """
+
+    mask: UInt32[np.ndarray, " words"]
+    values: Shaped[np.ndarray, " changed"]
+
+    def blocks(self, block_bytes: int) -> list[ChangedElements]:
+        """Returns the changes of each block; all but the last have whole words of the mask."""
+        words = block_bytes // self.values.itemsize // 32
+        starts = np.arange(0, len(self.mask), words)
+        counts = np.bitwise_count(self.mask)
+        ends = np.cumsum(np.add.reduceat(counts, starts, dtype=np.int64)).tolist()
+        spans = zip(starts.tolist(), itertools.pairwise([0, *ends]), strict=True)
+        return [
+            ChangedElements(self.mask[start : start + words], self.values[begin:end])
+            for start, (begin, end) in spans
+        ]
+
+    @property
+    def positions(self) -> Positions:
+        """Returns the positions of the elements that differ, in order."""
+        octets = self.mask.astype("<u4", copy=False).view(np.uint8)
+        used = np.flatnonzero(octets != 0)
+        few = 2 * len(used) < len(octets)  # Then few bits are unpacked.
+        bits = np.unpackbits(octets[used] if few else octets, bitorder="little")
+        found: Positions = np.flatnonzero(bits.view(np.bool_))
+        return used[found >> 3] * 8 + (found & 7) if few else found
+
+
 class EncodedBlock(NamedTuple):
     """An encoded block.
 
@@ -68,7 +107,9 @@ class EncodedBlock(NamedTuple):
     changed: int
 
 
-def encode(new: Bytes, base: Bytes, itemsize: int) -> EncodedBlock:
+def encode(
+    new: Bytes, base: Bytes, itemsize: int, changes: ChangedElements | None = None
+) -> EncodedBlock:
     """Encodes a block as its difference to a base of the same size.
 
     The result is RAW where no other encoding is smaller.
@@ -76,14 +117,22 @@ def encode(new: Bytes, base: Bytes, itemsize: int) -> EncodedBlock:
     Args:
       new, base: contiguous bytes.
       itemsize: bytes of an element: 1, 2, 4 or 8.
+      changes: changes that make the block of its base, which are then written to `new`. By default
+        `new` is the block, and is compared with its base.
     """
     elements, before = new.view(_UNSIGNED[itemsize]), base.view(_UNSIGNED[itemsize])
-    positions = np.flatnonzero(elements != before)
+    if changes is None:
+        positions: Positions = np.flatnonzero(elements != before)
+        values = elements[positions]
+    else:
+        positions, values = changes.positions, changes.values
+        new[:] = base
+        elements[positions] = values
     count = len(positions)
     if not count:
         return EncodedBlock(Encoding.SAME, b"", 0)
     if count <= _MOST_SPARSE * len(elements):
-        runs = [_gaps(positions), _planes(elements[positions] ^ before[positions])]
+        runs = [_gaps(positions), _planes(values ^ before[positions])]
         encoding = Encoding.SPARSE
     else:
         runs, encoding = [_planes(elements ^ before)], Encoding.PLANES
@@ -140,14 +189,16 @@ def empty(nbytes: int) -> Bytes:
     return memory[start : start + nbytes]
 
 
-def _gaps(positions: np.ndarray) -> Bytes:
-    gaps = np.diff(positions, prepend=-1) - 1
-    written = gaps.astype(np.uint8)
-    long = np.flatnonzero(gaps >= _ESCAPE)  # Few: the others need no division.
-    if not len(long):
-        return written
-    escapes, written[long] = np.divmod(gaps[long], _ESCAPE)
-    return np.insert(written, np.repeat(long, escapes), _ESCAPE)
+def _gaps(positions: Positions) -> Bytes:
+    at = positions.astype(np.uint32)  # Unsigned 32-bit integers are divided several times as fast.
+    gaps: UInt32[np.ndarray, " changed"] = np.diff(at, prepend=np.uint32(_WRAPPED)) - np.uint32(1)
+    if gaps.max() < _ESCAPE:
+        return gaps.astype(np.uint8)
+    escapes = gaps // np.uint32(_ESCAPE)
+    ends = np.cumsum(escapes + np.uint32(1), dtype=np.int64) - 1
+    written = np.full(ends[-1] + 1, _ESCAPE, np.uint8)
+    written[ends] = gaps - escapes * np.uint32(_ESCAPE)
+    return written
 
 
 def _positions(gaps: Bytes) -> np.ndarray:

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+import numpy as np
+
 from rl_sync.weights.deltas.artifact import (
     FULL,
     Artifact,
@@ -19,7 +21,15 @@ from rl_sync.weights.deltas.artifact import (
     chain_from,
     check_of,
 )
-from rl_sync.weights.deltas.encoding import BLOCK_BYTES, Bytes, EncodedBlock, Encoding, encode
+from rl_sync.weights.deltas.encoding import (
+    BLOCK_BYTES,
+    Bytes,
+    ChangedElements,
+    EncodedBlock,
+    Encoding,
+    empty,
+    encode,
+)
 from rl_sync.weights.deltas.retention import kept_versions
 
 _MOST_THREADS = 8
@@ -83,6 +93,10 @@ class VersionHistory:
       keep: number of newest versions that receivers may ask for.
       evaluated_every: see `kept_versions`.
       deltas: whether versions are encoded; otherwise, each is only offered as a full copy.
+
+    Attributes:
+      chain: see `ArtifactKey`.
+      encodes: whether versions are encoded.
     """
 
     def __init__(
@@ -96,7 +110,7 @@ class VersionHistory:
         deltas: bool = True,
     ):
         self.chain, self._holder, self._itemsizes = chain, holder, itemsizes
-        self._keep, self._evaluated_every, self._encodes = keep, evaluated_every, deltas
+        self._keep, self._evaluated_every, self.encodes = keep, evaluated_every, deltas
         self._lock = threading.Condition(threading.RLock())
         self._versions: dict[int, _Version] = {}
         self._deltas: dict[int, Artifact] = {}
@@ -108,24 +122,34 @@ class VersionHistory:
         self._threads = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="encode")
 
     def add(
-        self, version: int, digest: Callable[[], str], parts: Mapping[int, Bytes]
+        self,
+        version: int,
+        digest: Callable[[], str],
+        given: Mapping[int, Bytes | ChangedElements],
     ) -> AddedVersion:
         """Adds the newest version.
 
         Args:
           version: the version.
           digest: returns its digest; called after the encoding, beside which it may be computed.
-          parts: bytes of each part, which must not change afterwards.
+          given: bytes of each part, which must not change afterwards, or its changes to the version
+            that was added last, if differences are encoded.
         """
         began = time.monotonic()
         with self._lock:
-            base = max(self._versions, default=None) if self._encodes else None
+            base = max(self._versions, default=None) if self.encodes else None
             before = None if base is None else self._versions[base]
+        parts = {
+            part: one if isinstance(one, np.ndarray) else _memory(one, before, part)
+            for part, one in given.items()
+        }
         delta: Artifact | None = None
         payloads: dict[tuple[int, int], bytes | memoryview] = {}
-        if base is not None and before is not None and base != version:
+        if base is not None and before is not None:
             key = ArtifactKey(self.chain, version, base, self._holder)
-            delta, payloads = self._encoded(key, parts, before)
+            delta, payloads = self._encoded(key, parts, before, given)
+            if base == version:  # It was added again: no receiver needs what differs.
+                delta = None
         secs = time.monotonic() - began
         known = digest()
         with self._lock:
@@ -275,14 +299,34 @@ class VersionHistory:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _encoded(
-        self, key: ArtifactKey, parts: Mapping[int, Bytes], before: _Version
+        self,
+        key: ArtifactKey,
+        parts: Mapping[int, Bytes],
+        before: _Version,
+        given: Mapping[int, Bytes | ChangedElements],
     ) -> tuple[Artifact, dict[tuple[int, int], bytes | memoryview]]:
-        """Returns a difference, without the digest of its result, and its blocks."""
+        """Returns a difference, without the digest of its result, and its blocks.
+
+        Args:
+          key: name of the difference.
+          parts: bytes of each part; where changes are given, memory to write them to.
+          before: the version before.
+          given: see `add`.
+        """
+        changes = {
+            part: one.blocks(BLOCK_BYTES)
+            for part, one in given.items()
+            if isinstance(one, ChangedElements) and len(one.values)
+        }
 
         def encoded(place: tuple[int, int]) -> EncodedBlock:
             part, start = place
+            if parts[part] is before.parts[part]:
+                return EncodedBlock(Encoding.SAME, b"", 0)
             span = slice(start, start + BLOCK_BYTES)
-            return encode(parts[part][span], before.parts[part][span], self._itemsizes[part])
+            new, base = parts[part][span], before.parts[part][span]
+            changed = changes[part][start // BLOCK_BYTES] if part in changes else None
+            return encode(new, base, self._itemsizes[part], changed)
 
         places = list(_places(parts))
         blocks = list(self._threads.map(encoded, places))
@@ -346,6 +390,13 @@ class VersionHistory:
         for key in list(self._payloads):
             if key not in used:
                 del self._payloads[key]
+
+
+def _memory(changes: ChangedElements, before: _Version | None, part: int) -> Bytes:
+    """Returns memory for a changed part, or that of the version before if nothing changed."""
+    assert before is not None, "changes without a version that they belong to"
+    there = before.parts[part]
+    return empty(there.nbytes) if len(changes.values) else there
 
 
 def _places(parts: Mapping[int, Bytes]) -> Iterable[tuple[int, int]]:
