@@ -10,7 +10,7 @@ import pytest
 
 from rl_sync.models.cache import KVCache
 from rl_sync.models.kernels import decode
-from rl_sync.models.kernels.decode import Held, NewTokens, attend_new, decodes_by_kernel
+from rl_sync.models.kernels.decode import HeldTokens, NewTokens, attend_new, decodes_by_kernel
 from rl_sync.models.paging.paged_cache import PagedCache
 from rl_sync.models.platform import compiling_for
 from rl_sync.models.sharding import using
@@ -45,11 +45,11 @@ def _drawn(queries, width, dtype, window, slots, pages=0):
         np.int32(LAYER), np.int32(window),
     )  # fmt: skip
     if not pages:
-        return new, Held(draw(LAYERS, 4, 2, slots, width), draw(LAYERS, 4, 2, slots, width))
+        return new, HeldTokens(draw(LAYERS, 4, 2, slots, width), draw(LAYERS, 4, 2, slots, width))
     count = -(-slots // pages)
     table = rng.permutation(4 * count + 3)[: 4 * count].reshape(4, count).astype(np.int32)
     shape = LAYERS, 4 * count + 3, 2, pages, width
-    return new, Held(draw(*shape), draw(*shape), table)
+    return new, HeldTokens(draw(*shape), draw(*shape), table)
 
 
 def _attended(new, held):

@@ -93,7 +93,7 @@ def attend_and_write(
         new, shape = NewTokens(heads, cos, sin, positions, layer, window), keys.shape
         if not paged:
             keys, values = keys[:, 0], values[:, 0]
-        held = Held(keys, values, *table)
+        held = HeldTokens(keys, values, *table)
         attended, held = attend_new(new, held, scale=config.attention_scale)
         return attended, held.keys.reshape(shape), held.values.reshape(shape)
 
@@ -131,7 +131,7 @@ class NewTokens(NamedTuple):
     window: Int[Array, ""]
 
 
-class Held(NamedTuple):
+class HeldTokens(NamedTuple):
     """Keys and values of earlier tokens.
 
     Attributes:
@@ -150,8 +150,8 @@ class Held(NamedTuple):
 
 
 def attend_new(
-    new: NewTokens, held: Held, *, scale: float, interpret: bool = False
-) -> tuple[Float[Array, "B K N H"], Held]:
+    new: NewTokens, held: HeldTokens, *, scale: float, interpret: bool = False
+) -> tuple[Float[Array, "B K N H"], HeldTokens]:
     """Attends from each row's new token to it and to earlier tokens; writes it.
 
     Args:
