@@ -6,12 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rl_sync.cluster.gpu_cards import GpuCard
 from rl_sync.cluster.gpus import reserved_share
+from rl_sync.models.mixture.products import has_kernel
 from rl_sync.plan.memory_advice import describe_advice
 from rl_sync.plan.memory_estimate import explorer_estimate, step_estimate
 from rl_sync.plan.memory_text import format_bytes
 from rl_sync.role_names import EXPLORER, TRAINER
+from rl_sync.roles.assembly import wiring
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
+
+_HOPPER = (9, 0)
+"""Compute capability from which on a kernel computes the products of experts."""
 
 
 def slow_dtypes(settings: RunSettings, half: str) -> str:
@@ -37,6 +42,28 @@ def dtype_warning(settings: RunSettings, cards: Sequence[GpuCard]) -> str:
                 f" computes in float32, several times slower: use model.dtype={card.half}."
             )
     return ""
+
+
+def experts_warning(settings: RunSettings, task: Task, cards: Sequence[GpuCard]) -> str:
+    """Returns a line about experts whose products no kernel computes; empty if there are none."""
+    experts = wiring.trainer_model(settings, task).experts
+    if not experts or not cards:
+        return ""
+    old = next((card for card in cards if card.capability < _HOPPER), None)
+    dtypes = {settings.compute_dtype, settings.explorer_dtype}
+    if old is not None:
+        why = f"its kernel does not run on this machine's GPU ({old.name}), which is before Hopper"
+    elif "float32" in dtypes:
+        why = "its kernel computes in 16 bits: use model.dtype=bfloat16"
+    elif not has_kernel():
+        why = "the package of its kernel is missing: pip install 'rl_sync[gpu]'"
+    else:
+        return ""
+    times = experts.count / experts.per_token
+    return (
+        f"WARNING: XLA multiplies each token of the mixture with all {experts.count} experts,"
+        f" {times:.3g} times the work of its {experts.per_token}, as {why}."
+    )
 
 
 def memory_warnings(

@@ -4,7 +4,8 @@ import pytest
 
 from rl_sync.cluster.gpu_cards import GpuCard
 from rl_sync.launcher.processes import run_text
-from rl_sync.plan.gpu_fit import dtype_warning, memory_warnings
+from rl_sync.plan import gpu_fit
+from rl_sync.plan.gpu_fit import dtype_warning, experts_warning, memory_warnings
 from rl_sync.plan.memory_estimate import explorer_estimate, step_estimate
 from rl_sync.roles.assembly import wiring
 from rl_sync.settings.records import ConfigError
@@ -12,6 +13,7 @@ from tests.plan.test_memory_text import settings_with
 
 OLD = GpuCard("Tesla T4", (7, 5), 16 * 10**9, 0)
 NEW = GpuCard("NVIDIA L4", (8, 9), 24 * 10**9, 0)
+HOPPER = GpuCard("NVIDIA H100 80GB HBM3", (9, 0), 80 * 10**9, 0)
 
 
 def warned(cards, environment=(), **fields):
@@ -25,6 +27,30 @@ def peaks():
     settings = settings_with()
     task = wiring.load_task(settings)
     return [estimate(settings, task, "gpu").peak for estimate in (step_estimate, explorer_estimate)]
+
+
+@pytest.mark.parametrize(
+    ("card", "dtype", "installed", "why"),
+    [
+        (NEW, "bfloat16", True, "(NVIDIA L4), which is before Hopper."),
+        (HOPPER, "float32", True, "computes in 16 bits: use model.dtype=bfloat16."),
+        (HOPPER, "bfloat16", False, "is missing: pip install 'rl_sync[gpu]'."),
+        (HOPPER, "bfloat16", True, ""),
+    ],
+)
+def test_experts_without_a_kernel_are_told_with_their_cost(
+    card, dtype, installed, why, monkeypatch
+):
+    monkeypatch.setattr(gpu_fit, "has_kernel", lambda: installed)
+    sizes = {"model__experts__count": 8, "model__experts__per_token": 2}
+    settings = settings_with(model__dtype=dtype, **sizes)
+    line = experts_warning(settings, wiring.load_task(settings), [card])
+    assert line.endswith(why)
+    assert bool(line) == bool(why)
+    if line:
+        assert "with all 8 experts, 4 times the work of its 2, as " in line
+    plain = settings_with(model__dtype=dtype)
+    assert not experts_warning(plain, wiring.load_task(plain), [card])
 
 
 def test_a_gpu_that_is_too_small_for_both_roles_is_told_with_what_helps(peaks):

@@ -65,8 +65,12 @@ def print_gpu_warnings(settings: RunSettings, task: Task, ids: Sequence[str]) ->
     from rl_sync.plan import gpu_fit  # Late: estimates import what a CPU's launcher does not need.
 
     jax.config.update("jax_platforms", "cpu")  # Shapes need no accelerator, so leave it free.
-    if warning := gpu_fit.dtype_warning(settings, cards):
-        print(warning, file=sys.stderr)
+    for warning in (
+        gpu_fit.dtype_warning(settings, cards),
+        gpu_fit.experts_warning(settings, task, cards),
+    ):
+        if warning:
+            print(warning, file=sys.stderr)
     if settings.launch.elsewhere:
         return  # Other machines have GPUs of their own.
     for line in gpu_fit.memory_warnings(settings, task, cards, os.environ):
