@@ -17,6 +17,7 @@ QUICK = {
     "qwen2.5-0.5b decode, v5e:2x2 2x1x2, 64 x 2048",
     "gemma-3-4b decode, v5e:2x2 1x1x4, 64 x 4096",
     "llama-3.1-8b decode, h100:4 1x1x4, 64 x 4096",
+    "qwen2.5-0.5b decode, h100:1 1x1x1, 64 x 1024",
     STEP,
 }
 TABLE = figures.read_table()

@@ -33,6 +33,8 @@ def test_every_program_has_its_memory_and_the_mode_its_pace(name, devices):
     assert re.search(r"all-gather +\d+ of", text)
     assert re.search(r"at most [\d,]+ tokens/s", text)
     assert "a trainer step every" in text
+    counted = re.search(r" kernels for a token of each slot: [\d.]+ a layer \(4 products", text)
+    assert bool(counted) == bool(re.search(r"\d kernels a step", text)) == name.startswith("h100")
 
 
 def test_a_mesh_that_is_larger_than_the_target_is_refused(devices):
