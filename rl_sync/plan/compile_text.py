@@ -60,6 +60,8 @@ def describe_compiled(settings: RunSettings, task: Task, name: str) -> Iterator[
       CompilingInterruptedError: the user has interrupted it.
     """
     where = target(name)
+    if where.chip.platform == "gpu" and where.count == 1:
+        settings = settings.on_only_gpu()
     layouts, division = _layouts(settings, where)
     yield f"Compiled for {where}, and not run (jax {jax.__version__}): {division}"
     yield from _slow_dtypes(settings, where)

@@ -37,6 +37,12 @@ class Proposal(NamedTuple):
     secs: float
 
 
+_WAYS_OUT = {
+    "trainer": "more or larger chips, shorter rows, adapters (model.lora.rank), or offloading",
+    "explorer": "more or larger chips, shorter rows, fewer rollout.slots, or explorer.quantization",
+}
+
+
 def describe_found(settings: RunSettings, task: Task, name: str) -> str:
     """Describes the settings that fit a target, fastest first.
 
@@ -51,7 +57,7 @@ def describe_found(settings: RunSettings, task: Task, name: str) -> str:
     for role, found in kinds.items():
         best = sorted(found, key=lambda one: (one.secs, one.estimate.peak))[:_SHOWN]
         if not best:
-            lines.append(f"  {role:<10} nothing fits: use more or larger chips, or shorter rows")
+            lines.append(f"  {role:<10} nothing fits: use {_WAYS_OUT[role]}")
         for one in best:
             per = "a step" if role == "trainer" else "a token of each slot"
             lines.append(

@@ -249,6 +249,16 @@ class RunSettings:
             return False
         return expected_share(self.optimizer.learning_rate, self.explorer_dtype) <= WORTHWHILE
 
+    def on_only_gpu(self) -> RunSettings:
+        """Returns the settings of the run on a machine's only GPU: the roles take turns on it.
+
+        `launch.colocate` stays if it is set, and where they cannot be in one process.
+        """
+        if self.launch.colocate is not None or not self.may_be_colocated:
+            return self
+        launch = dataclasses.replace(self.launch, colocate=True, share_devices=True)
+        return dataclasses.replace(self, launch=launch)
+
     @property
     def may_be_colocated(self) -> bool:
         """True if trainer and explorers could also be threads of one process."""

@@ -98,13 +98,12 @@ def settings_of(config: ConfigValues) -> RunSettings:
 
 def _placed(settings: RunSettings) -> RunSettings:
     """Sets `launch.colocate`, unless it is set: on a machine's only GPU the roles take turns."""
-    launch = settings.launch
-    if launch.colocate is not None:
-        return settings
-    alone = len(machine_gpus(os.environ).usable) == 1 and settings.may_be_colocated
-    shares = alone or launch.share_devices
-    launch = dataclasses.replace(launch, colocate=alone, share_devices=shares)
-    return dataclasses.replace(settings, launch=launch)
+    if len(machine_gpus(os.environ).usable) == 1:
+        settings = settings.on_only_gpu()
+    colocate = bool(settings.launch.colocate)
+    return dataclasses.replace(
+        settings, launch=dataclasses.replace(settings.launch, colocate=colocate)
+    )
 
 
 def _dated(settings: RunSettings) -> RunSettings:
