@@ -172,8 +172,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "delta-gap-at-escape",
         "rl_sync/weights/deltas/encoding.py",
-        "long = np.flatnonzero(gaps >= _ESCAPE)",
-        "long = np.flatnonzero(gaps > _ESCAPE)",
+        "if gaps.max() < _ESCAPE:",
+        "if gaps.max() <= _ESCAPE:",
         "A gap of exactly the escape's length is written as an escape without an end.",
     ),
     Fault(

@@ -18,7 +18,7 @@ _After = tuple[TrainState, Metrics]
 
 
 class Stepping(Protocol):
-    """What has compiled steps, such as a trainer; hashable, as its programs depend on it."""
+    """Owner of compiled steps, such as a trainer; hashable, as its programs depend on it."""
 
     @property
     def layout(self) -> Layout:
