@@ -25,7 +25,7 @@ from rl_sync.learning.opt_state import abstract_opt_state
 from rl_sync.learning.optimizer import rl_optimizer
 from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
-from rl_sync.models.kernels.decode import decodes_by_kernel
+from rl_sync.models.kernels.decode import reads_what_is_filled
 from rl_sync.models.lines import line_shape
 from rl_sync.models.paging.paged_cache import page_bytes
 from rl_sync.models.placement import abstract_params, as_computed_abstract, cast_abstract
@@ -429,10 +429,10 @@ def explorer_estimate(settings: RunSettings, task: Task, platform: Platform) -> 
     work: dict[str, int] = {}
     adapters, base = lora.split(policy.abstract)
     if adapters:
-        # On the trainer's devices, its base is read.
-        lent = settings.hands_over and settings.launch.share_devices
-        whole = model_memory.device_bytes(policy.abstract_base)
-        held |= {} if lent else {"base": whole}
+        # On the trainer's only device, its base is read; on meshes it may lie otherwise.
+        alone = settings.trainer.mesh.shape.devices == settings.explorer.mesh.shape.devices == 1
+        if not (alone and settings.hands_over and settings.launch.share_devices):
+            held["base"] = model_memory.device_bytes(policy.abstract_base)
         held["adapters"] = model_memory.device_bytes(adapters)
         # Layers are merged in float32, one after another.
         work["merging"] = model_memory.device_bytes(base["blocks"]) // policy.model.num_layers
@@ -497,8 +497,9 @@ def decode_estimate(
     sampled = math.ceil(rows / shards) * settings.rollout.step_tokens
     logits = 4 * sampled * model.vocab_size
     work = {"sampling": round(SAMPLING_ARRAYS[platform] * logits)}
-    with compiling_for(platform), using(layout.grouped(model.num_kv_heads)):
-        by_kernel = settings.rollout.speculation == "off" and decodes_by_kernel(model)
+    drafts = settings.rollout.speculation != "off"
+    with compiling_for(platform):
+        by_kernel = reads_what_is_filled(model, layout, drafts=drafts)
     if settings.rollout.cache_bytes is not None and platform == "gpu" and not by_kernel:
         whole = _cache_bytes(platform, model, layout, rows, span)
         work["gathered pages"] = whole // model.num_layers

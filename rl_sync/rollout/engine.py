@@ -12,8 +12,8 @@ from jaxtyping import Array, Float, Int
 
 from rl_sync.models.cache import reads_by_pages
 from rl_sync.models.config import ModelConfig
-from rl_sync.models.kernels.decode import decodes_by_kernel
-from rl_sync.models.sharding import Layout, using
+from rl_sync.models.kernels.decode import reads_what_is_filled
+from rl_sync.models.sharding import Layout
 from rl_sync.rollout.batch import Batch
 from rl_sync.rollout.buckets import Sizes
 from rl_sync.rollout.continuation import Continuations
@@ -87,7 +87,8 @@ class Engine(RolloutEngine):
         sizes = Sizes(
             options.slots,
             length,
-            paged=_reads_what_is_filled(config, layout, options),
+            paged=reads_by_pages(config)
+            or reads_what_is_filled(config, layout, drafts=options.speculation != "off"),
             shards=shards,
             divisor=layout.row_divisor,
         )
@@ -451,13 +452,6 @@ class Engine(RolloutEngine):
         self._batch.changes = self._batch.changes.with_those(LogitsProcessors.of(request.sampling))
         seed = (self._options.seed, ticket) if request.seed is None else request.seed
         return Waiting(ticket, request, seed)
-
-
-def _reads_what_is_filled(config: ModelConfig, layout: Layout, options: EngineOptions) -> bool:
-    """Says whether decode steps read a cache only as far as its rows reach."""
-    with using(layout.grouped(config.num_kv_heads)):
-        by_kernel = options.speculation == "off" and decodes_by_kernel(config)
-    return by_kernel or reads_by_pages(config)
 
 
 def _length(config: ModelConfig, options: EngineOptions) -> int:

@@ -126,3 +126,27 @@ def test_a_run_says_it_before_it_starts(monkeypatch, capsys):
     assert "has no units for" in first
     assert "of a GPU (Tesla T4 with 1 kB)" in second
     assert advice[0] == "By estimates from shapes, a device needs less memory with one of these:"
+
+
+@pytest.mark.parametrize(
+    ("changes", "held"),
+    [
+        ({"launch__colocate": True, "launch__share_devices": True}, False),
+        ({"launch__colocate": True}, True),
+        ({}, True),
+        # The trainer's parts are not those of the explorer.
+        (
+            {
+                "launch__colocate": True,
+                "launch__share_devices": True,
+                "trainer__mesh__fsdp": 2,
+                "explorer__mesh__tensor": 2,
+            },
+            True,
+        ),
+    ],
+)
+def test_an_explorer_counts_a_base_of_its_own_unless_it_reads_the_trainers(changes, held):
+    settings = settings_with(model__lora__rank=2, **changes)
+    estimate = explorer_estimate(settings, wiring.load_task(settings), "gpu")
+    assert ("base" in estimate.held) == held

@@ -26,6 +26,7 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.layers import Rotation
 from rl_sync.models.paging.paged_cache import AnyCache, PagedCache, page_axes
 from rl_sync.models.platform import has_flash_units, platform
+from rl_sync.models.sharding import Layout, using
 from rl_sync.models.shards import on_shards
 from rl_sync.models.slot_shares import shares
 
@@ -56,6 +57,17 @@ def decodes_by_kernel(config: ModelConfig) -> bool:
         and importlib.util.find_spec(_BACKEND) is not None
         and has_flash_units()
     )
+
+
+def reads_what_is_filled(config: ModelConfig, layout: Layout, *, drafts: bool) -> bool:
+    """Says whether all decode steps of an engine attend by the kernel.
+
+    Args:
+      layout: sharding of the engine.
+      drafts: whether steps may feed drafts, several tokens a row.
+    """
+    with using(layout.grouped(config.num_kv_heads)):
+        return not drafts and decodes_by_kernel(config)
 
 
 def attend_and_write(
