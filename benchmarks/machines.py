@@ -115,13 +115,12 @@ def run(
     for machine, name in zip(network.machines[1:], names, strict=False):
         join = f"{sys.executable} -m rl_sync.launcher join --process={name}"
         join += f" --run={network.machines[0].address}:{PORT}"
-        # Nothing of the run's directories, and another user.
-        alone = f"mount -t tmpfs none {shlex.quote(str(folder))}"
+        # Nothing of the run's directories, and another user, in an empty directory.
+        alone = "mount -t tmpfs none {0} && cd {0}".format(shlex.quote(str(folder)))
         alone += f" && exec unshare --user --map-user=1234 {join}"
         joining.append(
             subprocess.Popen(
                 machine.command("unshare", "--mount", "sh", "-c", alone),
-                cwd="/tmp",
                 env={**variables, "TMPDIR": "/tmp"},
                 stdout=(folder / f"{name}.joins.log").open("w"),
                 stderr=subprocess.STDOUT,
@@ -138,7 +137,8 @@ def run(
         except subprocess.TimeoutExpired:
             one.kill()
     if launcher.returncode:
-        sys.exit(f"{changes}, seed {seed}, failed:\n{output}")
+        logs = [path.read_text() for path in sorted(folder.glob("*.joins.log"))]
+        sys.exit("\n".join([f"{changes}, seed {seed}, failed:\n{output}", *logs]))
     settings = settings_of(workdir)
     if faults := audit(settings, workdir):
         sys.exit(f"{changes}, seed {seed}: {faults}")
