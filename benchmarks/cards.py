@@ -24,8 +24,9 @@ from absl import app, flags
 from shapes.run import get_config
 
 from rl_sync.cluster.gpus import RESERVED
-from rl_sync.plan.memory_estimate import explorer_estimate, step_estimate
-from rl_sync.plan.memory_text import format_bytes
+from rl_sync.plan.memory.explorer_memory import explorer_estimate
+from rl_sync.plan.memory.memory_text import format_bytes
+from rl_sync.plan.memory.trainer_memory import step_estimate
 from rl_sync.roles.assembly import wiring
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.run_settings import RunSettings

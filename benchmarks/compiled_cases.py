@@ -20,9 +20,10 @@ from rl_sync.models import lora
 from rl_sync.models.huggingface.reading import load_config
 from rl_sync.models.platform import Platform, compiling_for
 from rl_sync.models.sharding import Layout
-from rl_sync.plan import lowered_programs, memory_estimate, model_memory
+from rl_sync.plan import lowered_programs
 from rl_sync.plan.compiled_text import CompiledProgramText
 from rl_sync.plan.kernel_counts import kernels_of_step, kernels_of_token
+from rl_sync.plan.memory import explorer_memory, model_memory, trainer_memory
 from rl_sync.plan.roofline import decode_work, link_bytes, step_work
 from rl_sync.plan.targets import target
 from rl_sync.roles.assembly import wiring
@@ -299,11 +300,11 @@ def planned(case: Case) -> dict[str, Any]:
     settings, task = run_of(case)
     chip = target(case.target).chip
     if case.program == "step":
-        found = memory_estimate.step_estimate(settings, task, chip.platform)
+        found = trainer_memory.step_estimate(settings, task, chip.platform)
     else:
         layout = settings.explorer_layout
         sizes = program_of(case, settings, task, layout).sizes
-        found = memory_estimate.ESTIMATES[case.program](settings, task, chip.platform, sizes)
+        found = explorer_memory.ESTIMATES[case.program](settings, task, chip.platform, sizes)
     parts = {**found.held, **found.made, **found.work}
     return {
         "case": str(case),

@@ -21,7 +21,7 @@ from rollout import ROWS, lognormal_lengths, model_config
 
 from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
-from rl_sync.plan.model_memory import cache_bytes
+from rl_sync.plan.memory.model_memory import cache_bytes
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.request import CompletionRequest

@@ -277,7 +277,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "plan-rows-of-whole-batch",
-        "rl_sync/plan/memory_estimate.py",
+        "rl_sync/plan/memory/trainer_memory.py",
         "settings.trainer.microbatch_rows or batch_rows // settings.optimizer.updates_per_batch",
         "settings.trainer.microbatch_rows or batch_rows",
         "Memory is estimated as if a step computed its whole batch at once.",

@@ -17,7 +17,7 @@ from device_parts.peak_rates import peak_rates
 from rl_sync.models.config import Quantization
 from rl_sync.models.platform import platform
 from rl_sync.plan.lowered_programs import layout_on
-from rl_sync.plan.memory_estimate import explorer_estimate
+from rl_sync.plan.memory.explorer_memory import explorer_estimate
 from rl_sync.plan.roofline import decode_work
 from rl_sync.roles.assembly.engines import rollout_engine
 from rl_sync.roles.assembly.parameters import parameters_of

@@ -20,7 +20,7 @@ from rl_sync.models.placement import as_computed, zeros
 from rl_sync.models.platform import platform
 from rl_sync.plan.compiled_text import CompiledProgramText
 from rl_sync.plan.lowered_programs import layout_on
-from rl_sync.plan.memory_estimate import step_estimate
+from rl_sync.plan.memory.trainer_memory import step_estimate
 from rl_sync.plan.roofline import step_work
 from rl_sync.roles.assembly import wiring
 from rl_sync.roles.assembly.build import trainer_of

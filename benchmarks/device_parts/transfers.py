@@ -21,7 +21,7 @@ from device_parts.peak_rates import peak_rates, seconds
 from rl_sync.models.huggingface.reading import load_config
 from rl_sync.models.placement import abstract_params, cast_abstract
 from rl_sync.models.sharding import Layout
-from rl_sync.plan import model_memory
+from rl_sync.plan.memory import model_memory
 from rl_sync.transfers.trainer_processes import TrainerContact
 from rl_sync.types import Params
 from rl_sync.weights.cells import mesh_regions

@@ -14,15 +14,17 @@ import jax
 
 from rl_sync.models.platform import Platform, compiling_for
 from rl_sync.models.sharding import Layout
-from rl_sync.plan import model_memory
 from rl_sync.plan.compile_progress import CompileProgress
 from rl_sync.plan.compiled_text import Collective, CompiledProgramText
 from rl_sync.plan.forecast import Durations, forecast
-from rl_sync.plan.gpu_fit import slow_dtypes
 from rl_sync.plan.kernel_counts import kernels_of_step, kernels_of_token
 from rl_sync.plan.lowered_programs import LowerableProgram, rollout_programs, train_step
-from rl_sync.plan.memory_estimate import ESTIMATES, MemoryEstimate, explorer_estimate, step_estimate
-from rl_sync.plan.memory_text import format_bytes
+from rl_sync.plan.memory import model_memory
+from rl_sync.plan.memory.explorer_memory import ESTIMATES, explorer_estimate
+from rl_sync.plan.memory.gpu_fit import slow_dtypes
+from rl_sync.plan.memory.memory_estimate import MemoryEstimate
+from rl_sync.plan.memory.memory_text import format_bytes
+from rl_sync.plan.memory.trainer_memory import step_estimate
 from rl_sync.plan.roofline import decode_work, step_work
 from rl_sync.plan.targets import Target, target
 from rl_sync.role_names import TRAINER, explorer_name, split

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 from rl_sync.models.mesh_shape import MeshShape
 from rl_sync.plan.compile_text import format_secs
-from rl_sync.plan.memory_estimate import MemoryEstimate, explorer_estimate, step_estimate
-from rl_sync.plan.memory_text import format_bytes
+from rl_sync.plan.memory.explorer_memory import explorer_estimate
+from rl_sync.plan.memory.memory_estimate import MemoryEstimate
+from rl_sync.plan.memory.memory_text import format_bytes
+from rl_sync.plan.memory.trainer_memory import step_estimate
 from rl_sync.plan.roofline import decode_work, step_work
 from rl_sync.plan.targets import Target, target
 from rl_sync.roles.assembly import wiring

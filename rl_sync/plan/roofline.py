@@ -20,9 +20,9 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.placement import abstract_params, cast_abstract
 from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import param_axes, param_shapes
-from rl_sync.plan import model_memory
 from rl_sync.plan.chips import Rates
 from rl_sync.plan.compiled_text import Collective, CompiledProgramText
+from rl_sync.plan.memory import model_memory
 from rl_sync.roles.assembly import wiring
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task

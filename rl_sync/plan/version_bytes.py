@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rl_sync.plan.model_memory import tree_bytes
+from rl_sync.plan.memory.model_memory import tree_bytes
 from rl_sync.roles.assembly import wiring
 from rl_sync.roles.assembly.parameters import parameters_of
 from rl_sync.settings.run_settings import RunSettings

@@ -8,7 +8,8 @@ import pytest
 
 from rl_sync.launcher import command_line
 from rl_sync.launcher.processes import run_directory
-from rl_sync.plan.memory_estimate import explorer_estimate, step_estimate
+from rl_sync.plan.memory.explorer_memory import explorer_estimate
+from rl_sync.plan.memory.trainer_memory import step_estimate
 from rl_sync.plan.targets import target
 from rl_sync.roles.assembly import wiring
 

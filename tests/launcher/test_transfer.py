@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from rl_sync.plan.memory_text import describe_transfer
+from rl_sync.plan.memory.memory_text import describe_transfer
 from rl_sync.roles.assembly import wiring
 from tests.plan.test_memory_text import PARAMETERS, settings_with, size
 

@@ -26,7 +26,7 @@ from rl_sync.models.transformer import (
 from rl_sync.models.vision.projector import Seen, tile_ends
 from rl_sync.models.vision.tower import image_features
 from rl_sync.models.vision.vision_config import Vision
-from rl_sync.plan.model_memory import tree_bytes
+from rl_sync.plan.memory.model_memory import tree_bytes
 from tests.models import meshes, tiny
 
 M, TILES = 16, 4

@@ -20,8 +20,8 @@ from rl_sync.plan.compile_progress import CompileProgress, CompilingInterruptedE
 from rl_sync.plan.compile_text import describe_compiled
 from rl_sync.plan.compiled_text import CompiledProgramText, MemoryUse
 from rl_sync.plan.lowered_programs import LowerableProgram
-from rl_sync.plan.memory_estimate import explorer_estimate
-from rl_sync.plan.memory_text import format_bytes
+from rl_sync.plan.memory.explorer_memory import explorer_estimate
+from rl_sync.plan.memory.memory_text import format_bytes
 from rl_sync.plan.targets import Target
 from rl_sync.roles.assembly import wiring
 from tests.plan.test_memory_text import settings_with
@@ -79,8 +79,8 @@ def test_an_interrupt_does_not_wait_for_the_compiler():
 _PLAN = """
 import signal, sys, time, jax
 from rl_sync.plan import compile_text
-from rl_sync.plan.memory_estimate import explorer_estimate
-from rl_sync.plan.memory_text import format_bytes
+from rl_sync.plan.memory.explorer_memory import explorer_estimate
+from rl_sync.plan.memory.memory_text import format_bytes
 from rl_sync.plan.targets import Target
 from rl_sync.launcher.__main__ import main
 

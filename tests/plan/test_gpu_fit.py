@@ -4,9 +4,10 @@ import pytest
 
 from rl_sync.cluster.gpu_cards import GpuCard
 from rl_sync.launcher.processes import run_text
-from rl_sync.plan import gpu_fit
-from rl_sync.plan.gpu_fit import dtype_warning, experts_warning, memory_warnings
-from rl_sync.plan.memory_estimate import explorer_estimate, step_estimate
+from rl_sync.plan.memory import gpu_fit
+from rl_sync.plan.memory.explorer_memory import explorer_estimate
+from rl_sync.plan.memory.gpu_fit import dtype_warning, experts_warning, memory_warnings
+from rl_sync.plan.memory.trainer_memory import step_estimate
 from rl_sync.roles.assembly import wiring
 from rl_sync.settings.records import ConfigError
 from tests.plan.test_memory_text import settings_with

@@ -2,8 +2,9 @@
 
 import pytest
 
-from rl_sync.plan.memory_advice import advice, describe_advice
-from rl_sync.plan.memory_estimate import explorer_estimate, step_estimate
+from rl_sync.plan.memory.explorer_memory import explorer_estimate
+from rl_sync.plan.memory.memory_advice import advice, describe_advice
+from rl_sync.plan.memory.trainer_memory import step_estimate
 from rl_sync.roles.assembly import wiring
 from rl_sync.settings.config_reading import read_settings
 from tests.plan.test_memory_text import settings_with

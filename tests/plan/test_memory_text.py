@@ -15,15 +15,14 @@ import pytest
 from rl_sync.configs import base
 from rl_sync.models.transformer import param_shapes
 from rl_sync.plan.lowered_programs import layout_on, train_step
-from rl_sync.plan.memory_estimate import (
+from rl_sync.plan.memory.explorer_memory import (
     EXPLORER_PROGRAM_BYTES,
     SAMPLING_ARRAYS,
-    TRAINER_PROGRAM_BYTES,
-    MemoryEstimate,
     explorer_estimate,
-    step_estimate,
 )
-from rl_sync.plan.memory_text import describe_explorer, describe_trainer, format_bytes
+from rl_sync.plan.memory.memory_estimate import MemoryEstimate
+from rl_sync.plan.memory.memory_text import describe_explorer, describe_trainer, format_bytes
+from rl_sync.plan.memory.trainer_memory import TRAINER_PROGRAM_BYTES, step_estimate
 from rl_sync.roles.assembly import wiring
 from rl_sync.rollout import slots as core
 from rl_sync.settings.config_reading import read_settings

@@ -9,7 +9,7 @@ import numpy as np
 from rl_sync.models.config import ModelConfig, Remat
 from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import param_shapes
-from rl_sync.plan import model_memory
+from rl_sync.plan.memory import model_memory
 from tests.models import tiny
 
 HUGE = ModelConfig(

@@ -6,16 +6,16 @@ import jax
 import pytest
 
 from rl_sync.models.vision.tower import TOWER, VISION
-from rl_sync.plan import model_memory
 from rl_sync.plan.lowered_programs import layout_on, rollout_programs
-from rl_sync.plan.memory_estimate import (
+from rl_sync.plan.memory import model_memory
+from rl_sync.plan.memory.explorer_memory import (
     decode_estimate,
     explorer_estimate,
     image_features_estimate,
     prefill_estimate,
-    step_estimate,
 )
-from rl_sync.plan.memory_text import describe_images, describe_memory, format_bytes
+from rl_sync.plan.memory.memory_text import describe_images, describe_memory, format_bytes
+from rl_sync.plan.memory.trainer_memory import step_estimate
 from rl_sync.roles.assembly import wiring
 from rl_sync.roles.assembly.parameters import parameters_of
 from tests.plan.test_memory_text import settings_with

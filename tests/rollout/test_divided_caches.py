@@ -12,7 +12,7 @@ from rl_sync.models.placement import abstract_params, shardings
 from rl_sync.models.platform import compiling_for
 from rl_sync.models.sharding import using
 from rl_sync.models.slot_shares import shares
-from rl_sync.plan.model_memory import cache_bytes
+from rl_sync.plan.memory.model_memory import cache_bytes
 from rl_sync.rollout import slots
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.engine_options import EngineOptions

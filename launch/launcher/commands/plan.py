@@ -56,7 +56,7 @@ def _texts(settings: RunSettings, task: Task, flags: Flags) -> list[Callable[[],
     """Returns the parts of a plan that need no compilation, as functions; checks the flags."""
     from rl_sync.launcher import what_if
     from rl_sync.plan.compile_text import describe_programs
-    from rl_sync.plan.memory_text import describe_memory
+    from rl_sync.plan.memory.memory_text import describe_memory
     from rl_sync.plan.schedule_text import describe
     from rl_sync.plan.targets import target
     from rl_sync.settings.records import ConfigError

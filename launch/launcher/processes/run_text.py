@@ -44,7 +44,9 @@ def opening(settings: RunSettings, resumed: work.Resumption | None) -> str:
 
 def memory_advice(settings: RunSettings, names: Sequence[str]) -> str:
     """Returns settings with which processes need less memory of the devices that were full."""
-    from rl_sync.plan.memory_advice import describe_advice  # Late: no other end of a run needs it.
+    from rl_sync.plan.memory.memory_advice import (
+        describe_advice,  # Late: no other end of a run needs it.
+    )
 
     jax.config.update("jax_platforms", "cpu")  # Shapes need no accelerator.
     roles = {split(role_of(name))[0] for name in names}
@@ -62,7 +64,9 @@ def print_gpu_warnings(settings: RunSettings, task: Task, ids: Sequence[str]) ->
     cards = cards_of(ids, os.environ) if ids else []
     if not cards:
         return
-    from rl_sync.plan import gpu_fit  # Late: estimates import what a CPU's launcher does not need.
+    from rl_sync.plan.memory import (
+        gpu_fit,  # Late: estimates import what a CPU's launcher does not need.
+    )
 
     jax.config.update("jax_platforms", "cpu")  # Shapes need no accelerator, so leave it free.
     for warning in (

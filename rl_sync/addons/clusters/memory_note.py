@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from rl_sync.models.platform import Platform
-from rl_sync.plan.memory_estimate import explorer_estimate, step_estimate
-from rl_sync.plan.memory_text import format_bytes
+from rl_sync.plan.memory.explorer_memory import explorer_estimate
+from rl_sync.plan.memory.memory_text import format_bytes
+from rl_sync.plan.memory.trainer_memory import step_estimate
 from rl_sync.roles.assembly import wiring
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run_settings import RunSettings

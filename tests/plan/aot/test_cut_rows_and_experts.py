@@ -10,7 +10,7 @@ from rl_sync.configs import base
 from rl_sync.models import blocks
 from rl_sync.plan import lowered_programs
 from rl_sync.plan.compiled_text import CompiledProgramText
-from rl_sync.plan.memory_estimate import step_estimate
+from rl_sync.plan.memory.trainer_memory import step_estimate
 from rl_sync.plan.targets import target
 from rl_sync.settings.config_reading import read_settings
 

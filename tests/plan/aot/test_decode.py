@@ -11,7 +11,7 @@ import pytest
 from rl_sync.configs import base
 from rl_sync.plan.compiled_text import CompiledProgramText
 from rl_sync.plan.lowered_programs import layout_on, rollout_programs
-from rl_sync.plan.memory_estimate import decode_estimate
+from rl_sync.plan.memory.explorer_memory import decode_estimate
 from rl_sync.settings.config_reading import read_settings
 
 pytestmark = pytest.mark.aot

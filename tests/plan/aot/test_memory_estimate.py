@@ -2,7 +2,8 @@
 
 import pytest
 
-from rl_sync.plan.memory_estimate import prefill_estimate, step_estimate
+from rl_sync.plan.memory.explorer_memory import prefill_estimate
+from rl_sync.plan.memory.trainer_memory import step_estimate
 from rl_sync.plan.targets import target
 from rl_sync.roles.assembly import wiring
 from tests.plan.test_memory_text import PARAMETERS, settings_with

@@ -7,13 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from rl_sync.models.platform import Platform
-from rl_sync.plan.memory_estimate import (
-    MemoryEstimate,
-    explorer_estimate,
-    rows_at_once,
-    step_estimate,
-)
-from rl_sync.plan.memory_text import format_bytes
+from rl_sync.plan.memory.explorer_memory import explorer_estimate
+from rl_sync.plan.memory.memory_estimate import MemoryEstimate
+from rl_sync.plan.memory.memory_text import format_bytes
+from rl_sync.plan.memory.trainer_memory import rows_at_once, step_estimate
 from rl_sync.roles.assembly import wiring
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError, ConfigValues

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from rl_sync.cluster.gpu_cards import GpuCard
 from rl_sync.cluster.gpus import reserved_share
 from rl_sync.models.mixture.products import has_kernel
-from rl_sync.plan.memory_advice import describe_advice
-from rl_sync.plan.memory_estimate import explorer_estimate, step_estimate
-from rl_sync.plan.memory_text import format_bytes
+from rl_sync.plan.memory.explorer_memory import explorer_estimate
+from rl_sync.plan.memory.memory_advice import describe_advice
+from rl_sync.plan.memory.memory_text import format_bytes
+from rl_sync.plan.memory.trainer_memory import step_estimate
 from rl_sync.role_names import EXPLORER, TRAINER
 from rl_sync.roles.assembly import wiring
 from rl_sync.settings.run_settings import RunSettings

@@ -11,12 +11,9 @@ from rl_sync.models.config import Remat
 from rl_sync.models.mesh_shape import MeshShape
 from rl_sync.models.placement import undivided
 from rl_sync.models.platform import Platform, compiling_for
-from rl_sync.plan.memory_estimate import (
-    MemoryEstimate,
-    explorer_estimate,
-    rows_at_once,
-    step_estimate,
-)
+from rl_sync.plan.memory.explorer_memory import explorer_estimate
+from rl_sync.plan.memory.memory_estimate import MemoryEstimate
+from rl_sync.plan.memory.trainer_memory import rows_at_once, step_estimate
 from rl_sync.roles.assembly import wiring
 from rl_sync.roles.assembly.parameters import parameters_of
 from rl_sync.settings.run_settings import RunSettings

@@ -1,0 +1,1 @@
+"""Estimates of a run's memory, and what they say about devices."""
