@@ -2,10 +2,12 @@
 
     python benchmarks/cards.py
     python benchmarks/cards.py --cards=8,16
+    python benchmarks/cards.py --mode=synchronous
     python benchmarks/cards.py --tokens=4096,16384 --models=Qwen2.5-7B,Llama-3.1-8B
 
-Trainer and explorer take turns on the GPU (`launch.colocate`), and each keeps its arrays there, so
-the maximum of both has to fit in what a run reserves of the memory. Of a short list of settings a
+Trainer and explorer share the GPU (`launch.colocate`), and each keeps its arrays there, so the
+maximum of both has to fit in what a run reserves of the memory. With `sync.mode=synchronous` they
+take turns: a cache of rollouts is never beside a step. Of a short list of settings a
 cell has the first that fit: rows of a microbatch × their tokens, slots, and what saves memory.
 GRPO with a reference model, in bfloat16, with `model.remat=full`; adapters have rank 16. The
 tables are Markdown, as README.md and docs/how-to/gpus.md have them. Nothing is compiled or run.
@@ -24,7 +26,9 @@ from absl import app, flags
 from shapes.run import get_config
 
 from rl_sync.cluster.gpus import RESERVED
+from rl_sync.plan.memory.device_sharing import shared_peak
 from rl_sync.plan.memory.explorer_memory import explorer_estimate
+from rl_sync.plan.memory.memory_estimate import MemoryEstimate
 from rl_sync.plan.memory.memory_text import format_bytes
 from rl_sync.plan.memory.trainer_memory import step_estimate
 from rl_sync.roles.assembly import wiring
@@ -54,6 +58,7 @@ is too small to offload."""
 
 _CARDS = flags.DEFINE_list("cards", [*map(str, CARDS)], "GB of the GPUs' memory.")
 _TOKENS = flags.DEFINE_list("tokens", [*map(str, TOKENS)], "Tokens of a row, 256 of the prompt.")
+_MODE = flags.DEFINE_string("mode", "", "The run's sync.mode; its default if left out.")
 _MODELS = flags.DEFINE_list("models", [*MODELS], "Models to look at.")
 
 
@@ -73,7 +78,7 @@ class Fit(NamedTuple):
     peak: int
 
 
-def fit(model: str, rank: int, tokens: int, gigabytes: int) -> Fit | None:
+def fit(model: str, rank: int, tokens: int, gigabytes: int, mode: str = "") -> Fit | None:
     """Returns the first settings that fit a GPU; None if there are none.
 
     Args:
@@ -81,11 +86,14 @@ def fit(model: str, rank: int, tokens: int, gigabytes: int) -> Fit | None:
       rank: rank of the adapters; 0 trains all parameters.
       tokens: tokens of a row.
       gigabytes: memory of the GPU.
+      mode: `sync.mode`; its default if empty.
     """
     for savings, slots, rows in _tried(rank):
-        offloads = _OFFLOAD in savings
-        peak = _step_bytes(model, rank, tokens, rows, offloads)
-        peak += _engine_bytes(model, rank, tokens, slots, _INT8 if _INT8 in savings else "none")
+        settings = _plain(model, rank, tokens, mode)
+        trainer = _trainer(model, rank, tokens, rows, _OFFLOAD in savings)
+        quantization = _INT8 if _INT8 in savings else "none"
+        explorer = _explorer(model, rank, tokens, slots, quantization, mode)
+        peak = shared_peak(settings, trainer, explorer)
         if peak <= RESERVED * gigabytes * 1e9:
             return Fit(rows, slots, savings, peak)
     return None
@@ -99,7 +107,7 @@ def _tried(rank: int) -> Iterator[tuple[tuple[str, ...], int, int]]:
 
 
 @functools.cache
-def _step_bytes(model: str, rank: int, tokens: int, rows: int, offloads: bool) -> int:
+def _trainer(model: str, rank: int, tokens: int, rows: int, offloads: bool) -> MemoryEstimate:
     settings = _settings(
         model,
         rank,
@@ -110,14 +118,26 @@ def _step_bytes(model: str, rank: int, tokens: int, rows: int, offloads: bool) -
             "trainer.offload_reference": offloads,
         },
     )
-    return step_estimate(settings, wiring.load_task(settings), "gpu").peak
+    return step_estimate(settings, wiring.load_task(settings), "gpu")
 
 
 @functools.cache
-def _engine_bytes(model: str, rank: int, tokens: int, slots: int, quantization: str) -> int:
-    changes = {"rollout.slots": slots, "explorer.quantization": quantization}
+def _explorer(
+    model: str, rank: int, tokens: int, slots: int, quantization: str, mode: str
+) -> MemoryEstimate:
+    changes = _in_mode(mode)
+    changes |= {"rollout.slots": slots, "explorer.quantization": quantization}
     settings = _settings(model, rank, tokens, changes)
-    return explorer_estimate(settings, wiring.load_task(settings), "gpu").peak
+    return explorer_estimate(settings, wiring.load_task(settings), "gpu")
+
+
+@functools.cache
+def _plain(model: str, rank: int, tokens: int, mode: str) -> RunSettings:
+    return _settings(model, rank, tokens, _in_mode(mode))
+
+
+def _in_mode(mode: str) -> dict[str, object]:
+    return {"sync.mode": mode} if mode else {}
 
 
 def _settings(model: str, rank: int, tokens: int, changes: dict[str, object]) -> RunSettings:
@@ -138,18 +158,21 @@ def _settings(model: str, rank: int, tokens: int, changes: dict[str, object]) ->
     return read_settings(config.to_dict())
 
 
-def table(models: Sequence[str], cards: Sequence[int], tokens: Sequence[int]) -> list[str]:
+def table(
+    models: Sequence[str], cards: Sequence[int], tokens: Sequence[int], mode: str = ""
+) -> list[str]:
     """Returns the lines of a table, without rows that fit no GPU.
 
     Args:
       models: keys of `MODELS`.
       cards: GB of the GPUs' memory.
       tokens: tokens of a row.
+      mode: `sync.mode`; its default if empty.
     """
     heads = ["model", "trained", *(f"{size} GB" for size in cards)]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for model, (trained, rank), length in itertools.product(models, TRAINED.items(), tokens):
-        found = [fit(model, rank, length, size) for size in cards]
+        found = [fit(model, rank, length, size, mode) for size in cards]
         if any(found):
             cells = [model, trained, *(_cell(one, length) for one in found)]
             lines.append(f"| {' | '.join(cells)} |")
@@ -168,7 +191,7 @@ def main(_: list[str]) -> None:
     """Prints a table."""
     jax.config.update("jax_platforms", "cpu")  # Shapes need no accelerator.
     cards, tokens = ([*map(int, flag.value)] for flag in (_CARDS, _TOKENS))
-    print("\n".join(table(_MODELS.value, cards, tokens)))
+    print("\n".join(table(_MODELS.value, cards, tokens, _MODE.value)))
 
 
 if __name__ == "__main__":

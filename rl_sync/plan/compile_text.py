@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 
+from rl_sync.cluster.gpus import reserved_share
 from rl_sync.models.platform import Platform, compiling_for
 from rl_sync.models.sharding import Layout
 from rl_sync.plan.compile_progress import CompileProgress
@@ -20,6 +21,7 @@ from rl_sync.plan.forecast import Durations, forecast
 from rl_sync.plan.kernel_counts import kernels_of_step, kernels_of_token
 from rl_sync.plan.lowered_programs import LowerableProgram, rollout_programs, train_step
 from rl_sync.plan.memory import model_memory
+from rl_sync.plan.memory.device_sharing import shared_peak, with_cache
 from rl_sync.plan.memory.explorer_memory import ESTIMATES, explorer_estimate
 from rl_sync.plan.memory.gpu_fit import slow_dtypes
 from rl_sync.plan.memory.memory_estimate import MemoryEstimate
@@ -65,8 +67,10 @@ def describe_compiled(settings: RunSettings, task: Task, name: str) -> Iterator[
     if where.chip.platform == "gpu" and where.count == 1:
         settings = settings.on_only_gpu()
     layouts, division = _layouts(settings, where)
+    settings, filled = _filled(settings, task, where)
     yield f"Compiled for {where}, and not run (jax {jax.__version__}): {division}"
     yield from _slow_dtypes(settings, where)
+    yield from filled
     programs = []
     if settings.explorers and not settings.explorer.engines:
         programs = rollout_programs(settings, task, layouts[explorer_name(1)])
@@ -79,15 +83,18 @@ def describe_compiled(settings: RunSettings, task: Task, name: str) -> Iterator[
         yield from of_program
         rate = rate or found
     if settings.explorers:
-        whole = explorer_estimate(settings, task, where.chip.platform).peak
+        explorer = explorer_estimate(settings, task, where.chip.platform)
+        whole = explorer.peak
         yield (
             "  explorer   with weights that arrive, slots and its largest program, from shapes:"
             f" {format_bytes(whole)} a device, {_fits(whole, where)}"
         )
         if settings.launch.colocate and _shared(layouts):
-            both = whole + step_peak
+            trainer = step_estimate(settings, task, where.chip.platform)
+            both = shared_peak(settings, trainer, explorer, step_peak=step_peak)
+            turns = "in turn, without a cache beside a step" if settings.takes_turns else "all"
             yield (
-                "  together   on the devices that they share, both at their maximum:"
+                f"  together   on the devices that they share, {turns} at their maximum:"
                 f" {format_bytes(both)} a device, {_fits(both, where)}"
             )
     if step and rate:
@@ -174,6 +181,18 @@ def _layouts(settings: RunSettings, where: Target) -> tuple[dict[str, Layout], s
     if together <= where.count:
         return layouts, f"the roles have {counts} of its {where.count} devices"
     return layouts, f"the roles need {counts} devices, so more than one such machine"
+
+
+def _filled(settings: RunSettings, task: Task, where: Target) -> tuple[RunSettings, list[str]]:
+    """Returns settings with a size for `rollout.cache_bytes=0`, and lines about it."""
+    if settings.rollout.cache_bytes != 0 or not settings.explorers:
+        return settings, []
+    platform = where.chip.platform
+    share = reserved_share({}, where.count) if platform == "gpu" else 1.0
+    room = round(share * where.chip.memory)
+    settings = with_cache(settings, task, platform, room, shared=settings.launch.share_devices)
+    size = settings.rollout.cache_bytes or 0
+    return settings, [f"  rollout.cache_bytes=0 becomes {size:,}: {format_bytes(size)} a device"]
 
 
 def _shared(layouts: dict[str, Layout]) -> bool:

@@ -127,6 +127,10 @@ class Batch:
             self.features.forget()
         self._params = jax.device_put(params, jax.tree.map(lambda x: x.sharding, params))
 
+    def unload(self) -> None:
+        """Lets go of the weights."""
+        self._params = None
+
     @property
     def loaded(self) -> bool:
         """True if weights are loaded."""
@@ -161,6 +165,14 @@ class Batch:
             program = CompiledProgram("rearrange", (self.rows, rows, self._stop_ids))
             self._slots = self._call(program, core.rearrange, self._slots, sources)
         self.rows = rows
+
+    def rest(self) -> None:
+        """Frees the slots, which are all empty, and their cache; `resize` makes others."""
+        if self.pages is not None:
+            self.pages.move(0, {})
+            self.pages.forget_prefixes()
+        self._slots = self._pool = None
+        self.rows = 0
 
     def prefill(
         self,

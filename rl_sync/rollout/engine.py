@@ -270,6 +270,20 @@ class Engine(RolloutEngine):
         if self._supply is not None:
             self._supply.tidy()
 
+    def rest(self) -> None:
+        """See `RolloutEngine`."""
+        if self.unfinished or self._occupancy.parked:
+            return
+        if self._supply is not None:
+            self._supply.tidy()
+        self._batch.rest()
+        self._occupancy.resize(0)
+
+    def unload(self) -> None:
+        """See `RolloutEngine`."""
+        if not (self.unfinished or self.held):
+            self._batch.unload()
+
     def step(self) -> list[FinishedCompletion]:
         """Starts sequences in free slots, decodes a chunk, and returns finished completions.
 

@@ -127,6 +127,12 @@ class RolloutEngine(abc.ABC):
           ValueError: no weights are loaded.
         """
 
+    def rest(self) -> None:  # noqa: B027
+        """Gives the memory of the cache back until the next step, if no sequence needs it."""
+
+    def unload(self) -> None:  # noqa: B027
+        """Lets go of the weights, if no sequence is in flight or held; `load` brings others."""
+
     def close(self) -> None:  # noqa: B027
         """Ends what the engine has begun elsewhere; nothing may be asked of it any more."""
 

@@ -132,9 +132,10 @@ class RolloutSettings:
         "Memory on each device of an explorer for keys and values, as a pool of pages of 32 tokens."
         " Completions start as far as pages suffice; those of a prompt share its pages, and so do"
         " later prompts that begin alike. If pages lack, the youngest completions are put aside"
-        " and continue later, with the same tokens. It must hold the longest sequence.",
+        " and continue later, with the same tokens. It must hold the longest sequence. 0 takes what"
+        " the run leaves of this machine's GPUs, by estimates.",
         unit="bytes",
-        least=1,
+        least=0,
         implied="a row of the longest sequence for each slot",
         free="always",
     )

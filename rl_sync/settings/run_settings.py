@@ -260,6 +260,18 @@ class RunSettings:
         return dataclasses.replace(self, launch=launch)
 
     @property
+    def takes_turns(self) -> bool:
+        """True if explorers rest while the trainer trains on devices that they share."""
+        return self.launch.share_devices and self.schedule.staleness_bound == 0
+
+    @property
+    def merges_in_place(self) -> bool:
+        """True if explorers let go of their weights before adapters are merged into others."""
+        has_adapters = self.model.lora.rank > 0
+        keeps = self.explorers_evaluate_every or self.plays
+        return has_adapters and self.takes_turns and not keeps
+
+    @property
     def may_be_colocated(self) -> bool:
         """True if trainer and explorers could also be threads of one process."""
         return (

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from rl_sync.plan.memory.memory_estimate import MemoryEstimate
+from tests.plan.test_memory_text import settings_with
+
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text().splitlines()
 PAGE = (ROOT / "docs/how-to/gpus.md").read_text()
@@ -21,14 +24,16 @@ def cards(monkeypatch):
 def sizes(cards, monkeypatch):
     """Makes a row take 1 GB, a slot 0.1, and the rest 10, of which savings take 2 and 1 away."""
 
-    def step(model, rank, tokens, rows, offloads):
-        return (rows + 8 - 2 * offloads) * 10**9
+    def trainer(model, rank, tokens, rows, offloads):
+        return MemoryEstimate({}, {"all": (rows + 8 - 2 * offloads) * 10**9}, {})
 
-    def engine(model, rank, tokens, slots, quantization):
-        return slots * 10**8 + (2 - (quantization == "int8")) * 10**9
+    def explorer(model, rank, tokens, slots, quantization, mode):
+        size = slots * 10**8 + (2 - (quantization == "int8")) * 10**9
+        return MemoryEstimate({}, {"all": size}, {})
 
-    monkeypatch.setattr(cards, "_step_bytes", step)
-    monkeypatch.setattr(cards, "_engine_bytes", engine)
+    monkeypatch.setattr(cards, "_plain", lambda *of: settings_with())
+    monkeypatch.setattr(cards, "_trainer", trainer)
+    monkeypatch.setattr(cards, "_explorer", explorer)
     return cards
 
 
@@ -78,8 +83,13 @@ def test_readme_has_the_whole_table(cards):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("models", "sizes_gb", "tokens"), [(None, (8, 16), (1024,)), (LARGE, None, (4096, 16384))]
+    ("models", "sizes_gb", "tokens", "mode"),
+    [
+        (None, (8, 16), (1024,), ""),
+        (LARGE, None, (4096, 16384), ""),
+        (None, (8, 16, 24, 40), (1024,), "synchronous"),
+    ],
 )
-def test_the_page_has_smaller_gpus_and_longer_rows(cards, models, sizes_gb, tokens):
-    lines = cards.table(models or [*cards.MODELS], sizes_gb or cards.CARDS, tokens)
+def test_the_page_has_smaller_gpus_longer_rows_and_turns(cards, models, sizes_gb, tokens, mode):
+    lines = cards.table(models or [*cards.MODELS], sizes_gb or cards.CARDS, tokens, mode)
     assert "\n".join(lines) in PAGE

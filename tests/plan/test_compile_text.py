@@ -184,7 +184,8 @@ def test_a_dtype_without_units_on_the_target_is_warned_of(uncompiled, target, dt
 
 @pytest.mark.parametrize(("share", "count"), [(True, 1), (False, 2)])
 def test_roles_that_share_devices_have_the_sum_of_their_memory(uncompiled, share, count):
-    settings = settings_with(launch__colocate=True, launch__share_devices=share)
+    mode = {"sync__mode": "one_step_off_policy"}
+    settings = settings_with(launch__colocate=True, launch__share_devices=share, **mode)
     lines = [*describe_compiled(settings, wiring.load_task(settings), f"t4:{count}")]
     assert ("take turns on 1" in lines[0]) == share
     sums = [re.search(r"([\d.]+ [MG]B) a device", x)[1] for x in lines if "  together " in x]

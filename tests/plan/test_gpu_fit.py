@@ -120,9 +120,9 @@ def test_a_run_says_it_before_it_starts(monkeypatch, capsys):
     small = OLD._replace(memory=10**3)
     monkeypatch.setattr(run_text, "cards_of", lambda ids, environment: [small][: len(ids)])
     task = wiring.load_task(settings)
-    run_text.print_gpu_warnings(settings, task, [])
+    run_text.print_gpu_warnings(settings, task, run_text.cards_of_run([]))
     assert capsys.readouterr() == ("", "")
-    run_text.print_gpu_warnings(settings, task, ["0"])
+    run_text.print_gpu_warnings(settings, task, run_text.cards_of_run(["0"]))
     first, second, *advice = capsys.readouterr().err.splitlines()
     assert "has no units for" in first
     assert "of a GPU (Tesla T4 with 1 kB)" in second

@@ -507,7 +507,9 @@ def start(
     pipeline_of(settings.experience.pipeline, task)
     for note in wiring.try_reward(settings, task):
         print(note, file=sys.stderr)
-    run_text.print_gpu_warnings(settings, task, gpus.usable)
+    cards = run_text.cards_of_run(gpus.usable)
+    settings = run_text.fill_gpus(settings, task, cards)
+    run_text.print_gpu_warnings(settings, task, cards)
     if settings.launch.host:
         own_address("launch.host", settings.launch.host)
     if JOIN in settings.launch.elsewhere.values() and not os.environ.get(SECRET):

@@ -12,7 +12,7 @@ import jax
 
 from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.cluster import compilation_cache
-from rl_sync.cluster.gpu_cards import cards_of
+from rl_sync.cluster.gpu_cards import GpuCard, cards_of
 from rl_sync.launcher.command import program
 from rl_sync.launcher.processes import run_directory as work
 from rl_sync.messages.run_result import Balance, RunResult, Summary
@@ -55,18 +55,45 @@ def memory_advice(settings: RunSettings, names: Sequence[str]) -> str:
     return describe_advice(settings, wiring.load_task(settings), sorted(roles), "gpu")
 
 
-def print_gpu_warnings(settings: RunSettings, task: Task, ids: Sequence[str]) -> None:
+def cards_of_run(ids: Sequence[str]) -> list[GpuCard]:
+    """Returns the GPUs with these ids, as far as the driver knows them."""
+    return cards_of(ids, os.environ) if ids else []
+
+
+def fill_gpus(settings: RunSettings, task: Task, cards: Sequence[GpuCard]) -> RunSettings:
+    """Returns the settings with a size for `rollout.cache_bytes=0`, and says which it is.
+
+    Args:
+      settings: settings of the run.
+      task: its task.
+      cards: the GPUs that its processes here have.
+
+    Raises:
+      ConfigError: see `rl_sync.plan.memory.gpu_fit.fill_gpus`.
+    """
+    if settings.rollout.cache_bytes != 0 or not settings.explorers:
+        return settings
+    from rl_sync.plan.memory import gpu_fit  # Late, as below.
+
+    jax.config.update("jax_platforms", "cpu")
+    filled = gpu_fit.fill_gpus(settings, task, cards, os.environ)
+    size = filled.rollout.cache_bytes
+    print(f"rollout.cache_bytes=0 becomes {size:,}, by estimates from shapes.", file=sys.stderr)
+    return filled
+
+
+def print_gpu_warnings(settings: RunSettings, task: Task, cards: Sequence[GpuCard]) -> None:
     """Says on standard error which of this machine's GPUs a run does not fit, by estimates.
 
     Args:
-      ids: ids of the GPUs that the run's processes here have.
+      settings: settings of the run.
+      task: its task.
+      cards: the GPUs that its processes here have.
     """
-    cards = cards_of(ids, os.environ) if ids else []
     if not cards:
         return
-    from rl_sync.plan.memory import (
-        gpu_fit,  # Late: estimates import what a CPU's launcher does not need.
-    )
+    # Late: estimates import what a CPU's launcher does not need.
+    from rl_sync.plan.memory import gpu_fit
 
     jax.config.update("jax_platforms", "cpu")  # Shapes need no accelerator, so leave it free.
     for warning in (

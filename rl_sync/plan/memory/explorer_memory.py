@@ -34,7 +34,10 @@ their compilation, which a compilation cache saves. (Freed memory is kept:
 SAMPLING_ARRAYS: dict[Platform, float] = {"cpu": 6.4, "gpu": 4.0, "tpu": 4.0}
 """Number of float32 arrays of shape [slots, vocabulary] in a decode step."""
 
-_CACHE, _PROMPTS = "KV cache", "keys and values of prompts"
+CACHE = "KV cache"
+"""Name of the cache of rollouts in an estimate."""
+
+_PROMPTS = "keys and values of prompts"
 
 
 def explorer_estimate(settings: RunSettings, task: Task, platform: Platform) -> MemoryEstimate:
@@ -44,7 +47,9 @@ def explorer_estimate(settings: RunSettings, task: Task, platform: Platform) -> 
     """
     policy = _policy(settings, task)
     weights = model_memory.device_bytes(policy.abstract_held)
-    held = {"parameters": weights, "parameters that arrive": weights}
+    held = {"parameters": weights}
+    if not settings.merges_in_place:
+        held["parameters that arrive"] = weights
     work: dict[str, int] = {}
     adapters, base = lora.split(policy.abstract)
     if adapters:
@@ -61,9 +66,9 @@ def explorer_estimate(settings: RunSettings, task: Task, platform: Platform) -> 
     cache = 0
     for one in rollout_programs(settings, task, settings.explorer_layout) if generates else ():
         found = ESTIMATES[one.name](settings, task, platform, one.sizes)
-        cache = max(cache, found.held.get(_CACHE, 0))
+        cache = max(cache, found.held.get(CACHE, 0))
         work[one.name] = sum(found.made.values()) + found.temporary + found.held.get(_PROMPTS, 0)
-    made: dict[str, int] = {} if is_served else {_CACHE: cache}
+    made: dict[str, int] = {} if is_served else {CACHE: cache}
     offloaded = {}
     if count:
         held["parameters of opponents"] = weights
@@ -119,10 +124,10 @@ def decode_estimate(
     drafts = settings.rollout.speculation != "off"
     with compiling_for(platform):
         by_kernel = reads_what_is_filled(model, layout, drafts=drafts)
-    if settings.rollout.cache_bytes is not None and platform == "gpu" and not by_kernel:
+    if settings.rollout.cache_bytes and platform == "gpu" and not by_kernel:
         whole = _cache_bytes(platform, model, layout, rows, span)
         work["gathered pages"] = whole // model.num_layers
-    return MemoryEstimate({"parameters": weights, _CACHE: cache}, {}, work)
+    return MemoryEstimate({"parameters": weights, CACHE: cache}, {}, work)
 
 
 def prefill_estimate(
@@ -184,7 +189,7 @@ def insert_estimate(
     cache = _engine_cache_bytes(settings, task, platform, slots)
     whole = rows * _cache_bytes(platform, model, layout, 1, tokens)
     gathered = whole if whole > prompts else 0
-    return MemoryEstimate({_CACHE: cache, _PROMPTS: prompts}, {}, {"gathered prompts": gathered})
+    return MemoryEstimate({CACHE: cache, _PROMPTS: prompts}, {}, {"gathered prompts": gathered})
 
 
 ESTIMATES: dict[str, Callable[[RunSettings, Task, Platform, Sequence[int]], MemoryEstimate]] = {

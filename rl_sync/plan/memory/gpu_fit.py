@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from rl_sync.cluster.gpu_cards import GpuCard
 from rl_sync.cluster.gpus import reserved_share
 from rl_sync.models.mixture.products import has_kernel
+from rl_sync.plan.memory.device_sharing import shared_peak, with_cache
 from rl_sync.plan.memory.explorer_memory import explorer_estimate
 from rl_sync.plan.memory.memory_advice import describe_advice
 from rl_sync.plan.memory.memory_text import format_bytes
 from rl_sync.plan.memory.trainer_memory import step_estimate
 from rl_sync.role_names import EXPLORER, TRAINER
 from rl_sync.roles.assembly import wiring
+from rl_sync.settings.records import require
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
 
@@ -67,6 +69,38 @@ def experts_warning(settings: RunSettings, task: Task, cards: Sequence[GpuCard])
     )
 
 
+def room_of(cards: Sequence[GpuCard], environment: Mapping[str, str]) -> int:
+    """Returns the bytes that a run may use of the smallest GPU.
+
+    Args:
+      cards: the GPUs of all roles.
+      environment: environment variables, which may say what JAX reserves.
+    """
+    return round(reserved_share(environment, len(cards)) * min(card.memory for card in cards))
+
+
+def fill_gpus(
+    settings: RunSettings, task: Task, cards: Sequence[GpuCard], environment: Mapping[str, str]
+) -> RunSettings:
+    """Returns the settings with a size for `rollout.cache_bytes=0`: what the run leaves.
+
+    Args:
+      cards, environment: see `memory_warnings`.
+
+    Raises:
+      ConfigError: the explorers' GPUs are not known here.
+    """
+    if settings.rollout.cache_bytes != 0:
+        return settings
+    rule = "rollout.cache_bytes=0 takes what the run leaves of this machine's GPUs"
+    way_out = "give a number of bytes, or leave it out for a row of each slot"
+    require(not settings.launch.elsewhere, f"{rule}, but launch.hosts names others: {way_out}.")
+    require(bool(cards), f"{rule}, and nvidia-smi lists none that JAX may use here: {way_out}.")
+    free = min(card.memory - card.used for card in cards)
+    room = min(room_of(cards, environment), free)
+    return with_cache(settings, task, "gpu", room, shared=len(cards) == 1)
+
+
 def memory_warnings(
     settings: RunSettings, task: Task, cards: Sequence[GpuCard], environment: Mapping[str, str]
 ) -> Iterator[str]:
@@ -82,12 +116,15 @@ def memory_warnings(
     if not cards:
         return
     card = min(cards, key=lambda card: card.memory - card.used)
-    peaks = {TRAINER: step_estimate(settings, task, "gpu").peak}
+    trainer = step_estimate(settings, task, "gpu")
+    peaks, needed = {TRAINER: trainer.peak}, trainer.peak
     if settings.explorers:
-        alone = explorer_estimate(settings, task, "gpu").peak
-        peaks[EXPLORER] = alone * (settings.explorers if len(cards) == 1 else 1)
-    needed = sum(peaks.values()) if len(cards) == 1 else max(peaks.values())
-    room = round(reserved_share(environment, len(cards)) * card.memory)
+        explorer = explorer_estimate(settings, task, "gpu")
+        peaks[EXPLORER] = explorer.peak
+        needed = max(peaks.values())
+        if len(cards) == 1:
+            needed = shared_peak(settings, trainer, explorer)
+    room = room_of(cards, environment)
     free = card.memory - card.used
     if needed <= min(room, free):
         return

@@ -99,7 +99,7 @@ def _of_explorer(settings: RunSettings, task: Task) -> Iterator[tuple[str, objec
         yield "explorer.quantization", "int8"
     if settings.explorer_dtype == "float32":
         yield "explorer.dtype", "bfloat16"
-    if settings.rollout.cache_bytes is not None:
+    if settings.rollout.cache_bytes:
         yield "rollout.cache_bytes", settings.rollout.cache_bytes // 2
 
 

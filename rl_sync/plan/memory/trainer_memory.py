@@ -34,6 +34,9 @@ from rl_sync.transfers.ends import ends_of
 from rl_sync.types import Params
 from rl_sync.weights.deltas.history_publisher import compares_on
 
+EVALUATION = "an evaluation"
+"""Name of the trainer's evaluation among the phases of an estimate."""
+
 TRAINER_PROGRAM_BYTES = 750_000_000
 """Bytes of a trainer's process on CPUs; see `EXPLORER_PROGRAM_BYTES`."""
 
@@ -90,6 +93,9 @@ def step_estimate(settings: RunSettings, task: Task, platform: Platform) -> Memo
             made["the last published version"] = model_memory.device_bytes(
                 parameters_of(settings, task, layout).abstract_published()
             )
+        if cache := _evaluation_cache(settings, task, platform, model):
+            # No step runs meanwhile, so nothing of what it makes is there.
+            work[EVALUATION] = cache - sum(made.values())
         return MemoryEstimate(held, made, work, offloaded)
     work["a block"] = round(_COPIED_GRADIENTS * gradients)
     devices = settings.trainer.mesh.shape.devices // settings.trainer.processes
@@ -112,6 +118,20 @@ def step_estimate(settings: RunSettings, task: Task, platform: Platform) -> Memo
     work["a snapshot"] = saved - sum(made.values())
     more = {"published versions": published, "programs": TRAINER_PROGRAM_BYTES}
     return in_process(MemoryEstimate(held, made, work, offloaded), devices, more)
+
+
+def _evaluation_cache(
+    settings: RunSettings, task: Task, platform: Platform, model: ModelConfig
+) -> int:
+    """Returns the bytes of the cache with which the trainer completes held-out problems."""
+    if not settings.evaluation.every_steps or settings.explorers_evaluate_every:
+        return 0
+    if settings.algorithm.scores:
+        return 0  # Pairs are scored, and nothing is generated.
+    slots = min(len(wiring.examination(settings, task).prompts), settings.sft.probe_problems)
+    merged = lora.merged_config(model)
+    with compiling_for(platform):
+        return model_memory.cache_bytes(merged, slots, model.max_length, settings.trainer_layout)
 
 
 def _activations(

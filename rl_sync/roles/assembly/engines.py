@@ -65,7 +65,7 @@ def _of_rollouts(
         slots=settings.slots,
         chunk_tokens=settings.rollout.chunk_tokens,
         cache=cast(CachePolicy, settings.rollout.cache),
-        cache_bytes=settings.rollout.cache_bytes,
+        cache_bytes=settings.rollout.cache_bytes or None,
         # With exact pulls a run that was resumed must come to the same bits.
         reuses_prefixes=settings.schedule.pull == "latest",
         kv_offload_bytes=settings.environment.kv_offload_bytes,

@@ -438,13 +438,15 @@ def explorer_model(settings: RunSettings, task: Task) -> ModelConfig:
 def cache_pages(settings: RunSettings, task: Task) -> PageTable | None:
     """Returns the pages of an explorer's cache; None if each slot has a cache of its own.
 
+    A launcher has replaced `rollout.cache_bytes=0`; without one, it counts as left out.
+
     A page has more bytes on TPUs, which pad narrow heads.
 
     Raises:
       ConfigError: as `trainer_model` does, or the cache cannot hold the longest sequence.
     """
     model, size = explorer_model(settings, task), settings.rollout.cache_bytes
-    if size is None:
+    if not size:
         return None
     layout, slots = settings.explorer_layout, settings.slots
     try:

@@ -94,6 +94,7 @@ class ExplorerLoop:
             self.explorer.compile(self.blank())
             if self.session.settings.explorers_evaluate_every:
                 self.evaluations.compile(self.blank())
+        self._rest()
         if self.tokens is not None:
             self.tokens.compiled(self.explorer.engine.stats)
         self.session.settle()
@@ -213,6 +214,8 @@ class ExplorerLoop:
         """Receives the requested version; keeps unfinished groups."""
         since = command.since_secs
         started = self.session.spans.now() if since is None else since
+        if self.session.settings.merges_in_place:
+            self._let_go()
         wanted = {"exactly" if command.exactly else "at_least": command.version}
         try:
             version, params = self.puller.pull(**wanted, timeout_secs=_RECEIVE_POLL_SECS)
@@ -330,6 +333,19 @@ class ExplorerLoop:
         rate = tokens / (self.session.clock.now() - self._started)
         step, version = attributes["step"], self._state.version
         self.session.facts.update(step=step, version=version, tokens_per_sec=rate)
+
+        self._rest()
+
+    def _rest(self) -> None:
+        """Leaves the memory of the engine's cache to a trainer that trains meanwhile."""
+        if self.session.settings.takes_turns:
+            self.explorer.engine.rest()
+
+    def _let_go(self) -> None:
+        """Frees weights that no rollout needs any more, before the next ones are made."""
+        self.explorer.engine.unload()
+        if self._life.version is not None and not self._state.unfinished:
+            self._state = self._state._replace(params=None)
 
     def _begin_evaluation(self, version: int) -> commands.ExplorerEvent:
         """Begins an evaluation with exactly these weights, if they are still there."""

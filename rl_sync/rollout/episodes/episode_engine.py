@@ -166,6 +166,15 @@ class EpisodeEngine:
         self._agree("begin episodes", lambda: self._director.begin(begun))
         return list(range(first, self._tickets))
 
+    def rest(self) -> None:
+        """See `RolloutEngine`."""
+        for engine in self._engines:
+            engine.rest()
+
+    def unload(self) -> None:
+        """See `RolloutEngine`; opponents keep theirs."""
+        self.engine.unload()
+
     def step(self, poll_secs: float = _POLL_SECS) -> list[Played]:
         """Processes the environments' answers, takes a step of the engine, returns finished
         episodes.

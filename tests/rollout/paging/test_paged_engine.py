@@ -350,3 +350,22 @@ def test_recorded_experts_are_those_without_pages(kv_offload_bytes):
     for one, other in zip(flat(found), flat(expected), strict=True):
         assert one.routes.first == other.routes.first
         np.testing.assert_array_equal(one.routes.experts, other.routes.experts)
+
+
+@pytest.mark.parametrize("pages", [None, 2 * WIDTH])
+def test_an_engine_at_rest_holds_no_cache_and_then_draws_the_same(pages):
+    made, few = engine(pages=pages), requests(2, sizes=SIZES[:2])
+    expected = made.generate(few)
+    sizes = lambda: sum(x.nbytes for x in jax.tree.leaves((made._batch._slots, made._batch._pool)))  # noqa: E731
+    assert sizes() > page_bytes(CONFIG, Layout.single())
+    made.rest()
+    assert sizes() == 0
+    made.rest()
+    assert_equal(made.generate(few), expected)
+    made.submit(few)
+    made.step()
+    held = sizes()
+    made.rest()
+    assert sizes() == held, "sequences in flight need it"
+    ended = sorted(made.advance(), key=lambda one: (one.ticket, one.index))
+    assert_equal([ended], expected)
