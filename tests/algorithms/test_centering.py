@@ -17,6 +17,8 @@ from rl_sync.learning.forward import Outputs
 from rl_sync.token_records import NEVER
 from rl_sync.types import Rows
 
+pytestmark = pytest.mark.gate
+
 VOCAB = 12
 EVERY = np.arange(VOCAB)
 LOSS = objective.LossConfig(Algorithm(), 1, 4, (), 0)

@@ -38,6 +38,7 @@ def _shaped(weights=OUTCOME, parts=PARTS, rewards=SHAPED, name="grpo", **change)
     return give(loss, TrainBatch(ROWS, jnp.array(rewards), parts=jnp.array(parts)))
 
 
+@pytest.mark.gate
 def test_a_filter_leaves_out_groups_whose_rewards_differ_by_their_shaping_alone():
     given, weights, metrics = _shaped()
     np.testing.assert_allclose(given.advantages[:2, 0], [0.7071, -0.7071], atol=1e-3)
@@ -60,6 +61,7 @@ def test_bounds_are_of_the_outcome_that_groups_are_filtered_by(low, high, kept):
     np.testing.assert_array_equal(weights[:, 0], np.repeat(kept, 2))
 
 
+@pytest.mark.gate
 def test_the_outcome_is_without_the_penalty_of_overlong_completions():
     """The second completion of the first group is cut, which costs it 1."""
     overlong = {"rewards": np.ones(4, np.float32), "weights": (), "overlong_tokens": 1}
@@ -182,6 +184,7 @@ def test_reinforce_pp_takes_the_divergence_from_each_token_s_reward():
     np.testing.assert_allclose(np.asarray(given.advantages)[np.asarray(MASK)], expected, rtol=1e-5)
 
 
+@pytest.mark.gate
 def test_remax_compares_with_the_greedy_completion():
     """Rewards 1, 0, ½, ½ and a divergence of ½ a token at β = 0.1, from each token on."""
     baselines = jnp.array([0.25, 0.25, 1.0, 1.0])
@@ -233,6 +236,7 @@ def test_a_return_of_one_step_is_the_value_that_comes_next_or_the_reward_at_the_
     np.testing.assert_allclose(given.advantages, np.where(MASK, expected - v, 0), atol=1e-6)
 
 
+@pytest.mark.gate
 def test_advantages_from_values_are_whitened_over_all_tokens_and_returns_are_not():
     values = jnp.linspace(-1, 1, 12).reshape(4, 3)
     plain, _, _ = _give(values=values, advantage="gae", whiten=False)
@@ -301,6 +305,7 @@ outcome is 1. The other episode has one segment, where a reply earns 2, with the
 """
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(("discount", "turn_discount"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.5)])
 def test_the_returns_of_a_segment_are_its_own_turns_and_the_outcome(discount, turn_discount):
     algorithm = dataclasses.replace(

@@ -25,6 +25,8 @@ from tests.roles.trainer.training import (
     trainer_of,
 )
 
+pytestmark = pytest.mark.gate
+
 TEACHER = dataclasses.replace(MODEL, embed_dim=4, head_dim=2, mlp_dim=4)
 OF_TEACHER = jax.tree.map(lambda x: 3 * x, tiny.params(TEACHER))
 ALONE = {"advantage": "none", "distillation_coefficient": 0.5}
@@ -75,7 +77,6 @@ def test_the_loss_is_the_divergence_over_the_vocabulary(kind):
     np.testing.assert_allclose(metrics["gradient_norm"], norm, rtol=1e-4)
 
 
-@pytest.mark.gate
 def test_a_drawn_token_has_the_advantage_of_its_teacher():
     trainer, state = _taught(distillation="sampled")
     batch = batch_of()
@@ -118,7 +119,6 @@ def test_each_set_has_its_own_teacher(algorithm, kind):
     np.testing.assert_allclose(metrics["kl_teacher"], own[mask].mean(), rtol=1e-4)
 
 
-@pytest.mark.gate
 def test_a_teacher_adds_to_the_reward():
     """Its share of each advantage is the same whatever the reward's."""
     batch = batch_of()
@@ -133,7 +133,6 @@ def test_a_teacher_adds_to_the_reward():
     np.testing.assert_allclose((found["dr_grpo"] - found["none"])[mask], rest, atol=1e-6)
 
 
-@pytest.mark.gate
 @pytest.mark.parametrize("kind", ["exact", "sampled"])
 def test_a_policy_that_is_its_own_teacher_stays(kind):
     trainer, state = _taught(MODEL, PARAMS, distillation=kind)
@@ -143,7 +142,6 @@ def test_a_policy_that_is_its_own_teacher_stays(kind):
     assert_close(after.teachers, (PARAMS,), atol=0)
 
 
-@pytest.mark.gate
 @pytest.mark.parametrize(("kind", "algorithm"), [("packed", "exact"), ("shared", "topk")])
 def test_rows_of_several_completions_give_the_same(kind, algorithm):
     of = {"distillation": algorithm, "distillation_top_k": 3}
@@ -159,7 +157,6 @@ def test_rows_of_several_completions_give_the_same(kind, algorithm):
     assert_close(others, params, atol=1e-5)
 
 
-@pytest.mark.gate
 @pytest.mark.parametrize("kind", ["exact", "topk", "sampled"])
 def test_microbatches_and_a_teacher_in_the_hosts_memory_change_nothing(kind):
     found = []

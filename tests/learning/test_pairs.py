@@ -10,6 +10,8 @@ from rl_sync.learning import pairs
 from rl_sync.learning.rows.batching import Batching
 from rl_sync.types import NO_LEASE, Group
 
+pytestmark = pytest.mark.gate
+
 LENGTHS = [(2, 5, 3), (2, 4, 1), (1, 3, 3), (3, 6, 2)]  # Prompt, chosen and rejected completion.
 T = 12
 MARGINS = [0.0, 1.5, 0.0, 0.5]
@@ -56,7 +58,6 @@ def test_bradley_terry_by_hand():
     np.testing.assert_allclose(loss, [np.log1p(np.exp(-2)), np.log1p(np.exp(1))], rtol=1e-6)
 
 
-@pytest.mark.gate
 def test_the_loss_compares_scores_at_the_last_tokens_of_each_pair():
     known, described = pairs.prepare(_batch("padded"))
     loss, metrics = pairs.pair_loss(_scalars(known.rows.tokens), known, 4)
@@ -68,7 +69,6 @@ def test_the_loss_compares_scores_at_the_last_tokens_of_each_pair():
     assert described["rejected_tokens_mean"] == 2.25
 
 
-@pytest.mark.gate
 def test_neither_the_layout_nor_microbatches_change_the_loss():
     def loss_of(batch, parts):
         known, _ = pairs.prepare(batch)

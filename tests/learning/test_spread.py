@@ -17,6 +17,8 @@ from rl_sync.learning import credit
 from rl_sync.learning.objective import LossConfig
 from rl_sync.types import Rows, TrainBatch
 
+pytestmark = pytest.mark.gate
+
 B, T, SIZES = 56, 3, (2, 7, 8)
 LENGTHS = np.resize([3, 1, 2, 0, 3, 2, 1], B)
 """Some completions have no tokens, as those that could not be judged."""
@@ -128,7 +130,6 @@ def test_nothing_is_left_of_a_batch_of_equal_rewards_that_is_whitened(dtype, dra
     assert_nothing(BATCHES(np.full(B, drawn).astype(dtype)))
 
 
-@pytest.mark.gate
 @settings(max_examples=50, deadline=None)
 @given(types, level)
 def test_no_named_algorithm_learns_from_equal_rewards(dtype, drawn):
@@ -138,7 +139,6 @@ def test_no_named_algorithm_learns_from_equal_rewards(dtype, drawn):
     assert (without_spread, deviation) == (1, 0)
 
 
-@pytest.mark.gate
 @pytest.mark.parametrize("dtype", TYPES)
 def test_equal_rewards_teach_nothing_where_functions_are_not_compiled_as_a_whole(dtype):
     for drawn in (0.7, 99.9, 1e6 / 3):
@@ -259,7 +259,6 @@ def test_the_spread_is_that_of_rewards_with_the_overlong_penalty(rewards, withou
     assert np.asarray(estimate.advantages).any() != bool(without_spread)
 
 
-@pytest.mark.gate
 def test_equal_episodes_have_equal_returns_wherever_their_replies_stand():
     """Sums over tokens are rounded in the order of the tokens; these are made by reply."""
     random, replies, T = np.random.default_rng(0), 6, 40

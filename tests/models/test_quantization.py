@@ -81,6 +81,7 @@ def test_a_weight_is_off_by_at_most_half_a_step_of_its_output(dtype, error):
             assert (one != other).any()
 
 
+@pytest.mark.gate
 def test_norms_routers_biases_and_embeddings_stay():
     for name in MODELS:
         config, params = of(name, "int8")

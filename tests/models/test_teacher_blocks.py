@@ -18,6 +18,8 @@ from rl_sync.models.vocabulary.teacher_blocks import (
 from rl_sync.models.vocabulary.token_sets import EVERYTHING, LogprobSettings, TokenSets, packed
 from tests.models.meshes import layout
 
+pytestmark = pytest.mark.gate
+
 V, D, E, T, K = 300, 16, 8, 3, 5
 BLOCKS = 4 * 128 * D  # Blocks of 128, the fewest.
 WHOLE = 1 << 30

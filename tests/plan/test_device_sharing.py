@@ -13,6 +13,8 @@ from rl_sync.roles.assembly import wiring
 from rl_sync.settings.records import ConfigError
 from tests.plan.test_memory_text import settings_with
 
+pytestmark = pytest.mark.gate
+
 CARD = GpuCard("NVIDIA L4", (8, 9), 24 * 10**9, 0)
 ON_ONE = {
     "launch__colocate": True,

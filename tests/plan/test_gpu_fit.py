@@ -12,6 +12,8 @@ from rl_sync.roles.assembly import wiring
 from rl_sync.settings.records import ConfigError
 from tests.plan.test_memory_text import settings_with
 
+pytestmark = pytest.mark.gate
+
 OLD = GpuCard("Tesla T4", (7, 5), 16 * 10**9, 0)
 NEW = GpuCard("NVIDIA L4", (8, 9), 24 * 10**9, 0)
 HOPPER = GpuCard("NVIDIA H100 80GB HBM3", (9, 0), 80 * 10**9, 0)

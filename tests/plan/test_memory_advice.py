@@ -9,6 +9,8 @@ from rl_sync.roles.assembly import wiring
 from rl_sync.settings.config_reading import read_settings
 from tests.plan.test_memory_text import settings_with
 
+pytestmark = pytest.mark.gate
+
 ESTIMATES = {"trainer": step_estimate, "explorer": explorer_estimate}
 RUNS = {
     "all parameters": {"trainer__microbatch_rows": 6, "algorithm__kl_coefficient": 0.01},

@@ -5,12 +5,15 @@ from typing import get_args
 
 import jax
 import numpy as np
+import pytest
 
 from rl_sync.models.config import ModelConfig, Remat
 from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import param_shapes
 from rl_sync.plan.memory import model_memory
 from tests.models import tiny
+
+pytestmark = pytest.mark.gate
 
 HUGE = ModelConfig(
     151_936, 8192, 80, 64, 8, 128, 29_568, 32_768, tie_embeddings=False, dtype="bfloat16"

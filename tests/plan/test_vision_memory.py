@@ -20,6 +20,8 @@ from rl_sync.roles.assembly import wiring
 from rl_sync.roles.assembly.parameters import parameters_of
 from tests.plan.test_memory_text import settings_with
 
+pytestmark = pytest.mark.gate
+
 SIDE, TOKENS, WIDTH = 16, 4, 32
 PIXELS, FEATURES = 3 * SIDE**2, 4 * TOKENS * WIDTH
 
@@ -108,7 +110,6 @@ def test_a_trained_tower_keeps_activations_and_a_frozen_one_none():
     assert steps[0].made["activations"] == steps[2].made["activations"] + kept
 
 
-@pytest.mark.gate
 def test_a_frozen_base_has_no_gradient_whose_inputs_are_kept():
     small = {"model__remat": "none", "model__tie_embeddings": False}
     plain, adapted = (
@@ -124,7 +125,6 @@ def test_a_frozen_base_has_no_gradient_whose_inputs_are_kept():
     assert adapted.work["the logits"] < plain.work["the logits"] - 4 * 15 * 32
 
 
-@pytest.mark.gate
 def test_devices_that_share_a_batch_share_its_tiles():
     one, two = (
         seeing(trainer__mesh__data=devices, trainer__groups_per_step=8) for devices in (1, 2)

@@ -6,6 +6,8 @@ import pytest
 
 from rl_sync.replay.client import ReplayClient
 
+pytestmark = pytest.mark.gate
+
 
 @pytest.fixture(params=["reverb", "served"])
 def served(request, backends):
@@ -25,7 +27,6 @@ def described(array):
     }
 
 
-@pytest.mark.gate
 @pytest.mark.parametrize("case", ["insert", "delta", "trajectory"])
 def test_reads_what_the_official_client_wrote_as_the_official_client_does(served, official, case):
     official.ask(served.address, "write", table="uniform", case=case)
@@ -36,7 +37,6 @@ def test_reads_what_the_official_client_wrote_as_the_official_client_does(served
     assert ours.priority == theirs[str(ours.key)]["priority"]
 
 
-@pytest.mark.gate
 def test_undoes_delta_encoding_over_chunks_and_slices(served, official):
     official.ask(served.address, "write", table="uniform", case="delta")
     [sample] = served.replay.sample("uniform", timeout_secs=5)

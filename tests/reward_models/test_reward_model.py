@@ -22,6 +22,8 @@ from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
 from rl_sync.tasks.tokenizers.tokenizer_files import token_ids, tokenizer_files
 from tests.models import tiny
 
+pytestmark = pytest.mark.gate
+
 CHARACTERS = CharacterTokenizer("0123456789+-=")
 MODEL = dataclasses.replace(
     tiny.CONFIG, vocab_size=CHARACTERS.vocab_size, max_length=40, scalar_head=True
@@ -66,7 +68,6 @@ def test_a_score_is_that_of_the_last_token_in_units_of_the_held_out_scores(check
     assert judged[0].why == f"score {judged[0].components['raw']:.4g}"
 
 
-@pytest.mark.gate
 def test_the_scale_can_be_given_or_left_out(checkpoint):
     path, params = checkpoint
     raw = expected(params, "231")
@@ -78,14 +79,12 @@ def test_the_scale_can_be_given_or_left_out(checkpoint):
         assert one.score == pytest.approx(wanted, abs=1e-5)
 
 
-@pytest.mark.gate
 def test_a_truncated_completion_has_no_end_of_sequence(checkpoint):
     path, params = checkpoint
     (one,) = RewardModel(path, normalize=False)([ROW], [Completion("231", truncated=True)])
     assert one.score == pytest.approx(expected(params, "231", ended=False), abs=1e-5)
 
 
-@pytest.mark.gate
 def test_what_is_too_long_or_cannot_be_encoded_is_unknown_and_the_others_are_judged(checkpoint):
     path, _ = checkpoint
     texts = ["1" * 34, "a sum", "231"]
@@ -142,7 +141,6 @@ def test_prompts_that_the_model_cannot_read_are_refused_before_the_run(checkpoin
         rubric.check([{"prompt": "1" * 40, "answer": "2"}])
 
 
-@pytest.mark.gate
 def test_what_is_no_reward_model_is_refused(tmp_path, checkpoint):
     with pytest.raises(ValueError, match="neither a directory"):
         RewardModel(str(tmp_path / "nowhere"))

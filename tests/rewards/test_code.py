@@ -136,6 +136,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.samples("perl")
 @pytest.mark.parametrize("language", PROGRAMS)
 def test_programs_in_other_languages_run_where_they_are_installed(language):
     command, program = PROGRAMS[language]

@@ -13,6 +13,8 @@ from rl_sync.sandbox import sandbox_choice
 from rl_sync.sandbox.layer import SandboxError
 from tests.rewards.attacks import PRINTS, RETURNS
 
+pytestmark = pytest.mark.gate
+
 LIMITS = {
     "test_secs": 2.0,
     "total_secs": 10.0,

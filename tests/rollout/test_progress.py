@@ -79,6 +79,7 @@ def assert_same(found, expected):
         assert entries[0] == entries[1]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", CHOICES)
 def test_completions_go_on_elsewhere_with_the_same_tokens_from_any_moment(name):
     asked = requests(CHOICES[name])

@@ -158,11 +158,9 @@ APART = {
     "synchronous, interval 4, two explorers",
 }
 
-# Each mode, two transfers, and an environment.
+# Each way to pull, and two transfers.
 OF_README = {
     "synchronous",
-    "synchronous by server",
-    "one step off-policy, episodes",
     "custom (2, 3) by server",
     "asynchronous",
     "two explorers",

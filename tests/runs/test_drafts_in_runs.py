@@ -16,6 +16,8 @@ from tests.runs.conftest import (
 from tests.runs.test_conformance import EPISODES
 from tests.runs.test_going_on import DEATHS, EXACT, KEEPING, LATEST, drawn, rollouts
 
+pytestmark = pytest.mark.gate
+
 DRAFTS = "--config.rollout.speculation=always"
 INVARIANT = "--config.model.batch_invariant=true"
 
@@ -52,7 +54,6 @@ def test_with_latest_pulls_all_tokens_are_accounted_for(memory_runs, name):
 
 
 @SAME_BITS
-@pytest.mark.gate
 @pytest.mark.parametrize("name", ["synchronous", "one step off-policy"])
 def test_a_batch_invariant_model_learns_the_bits_that_it_learns_without_drafts(memory_runs, name):
     given = (*EXACT[name], KEEPING[0], "--config.rollout.chunk_tokens=3", INVARIANT)

@@ -28,7 +28,7 @@ LATEST = {
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.gate) for seed in (1, 2))]
 
 
-@pytest.mark.samples("synchronous", "asynchronous")
+@pytest.mark.samples("asynchronous")
 @pytest.mark.parametrize("name", [*EXACT, *LATEST])
 def test_every_step_consumes_a_whole_batch_within_the_staleness_bound(memory_runs, name):
     run = memory_runs(*(EXACT | LATEST)[name])
@@ -48,7 +48,7 @@ STALENESS = {
 }
 
 
-@pytest.mark.samples("synchronous")
+@pytest.mark.gate
 @pytest.mark.parametrize("name", [*EXACT])
 def test_an_exact_mode_trains_on_the_version_of_the_formula(memory_runs, name):
     run = memory_runs(*EXACT[name])

@@ -209,6 +209,7 @@ def test_a_program_of_two_machines_gives_the_bits_of_one(place):
     assert digests[0] == digests[1]
 
 
+@pytest.mark.gate
 def test_a_machine_with_another_secret_is_refused(place):
     run = place.launch("--config.sync.mode=asynchronous", "--config.launch.hosts=explorer1=join")
     other = place.join("explorer1", RL_SYNC_SECRET="f" * 64)

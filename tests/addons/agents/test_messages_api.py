@@ -17,6 +17,8 @@ from rl_sync.environments.interface import ANEW, Message, PartialReply, Reply, T
 from tests.addons.agents.agents import LOOK, said, user
 from tests.addons.agents.test_endpoint import LATEST, PIXEL, Policy, drawn, reply
 
+pytestmark = pytest.mark.gate
+
 TOOL = {
     "name": "look",
     "description": LOOK["function"]["description"],

@@ -19,6 +19,8 @@ from rl_sync.thoughts import KNOWN, marks_of
 from tests.addons.agents.agents import LOOK, said, user
 from tests.addons.agents.test_endpoint import Policy, drawn, reply
 
+pytestmark = pytest.mark.gate
+
 FLAT = {"type": "function", **LOOK["function"], "strict": False}
 CALL = ToolCall("look", {"place": "north"}, "call00000")
 ANSWER = {"type": "function_call_output", "call_id": "call00000", "output": "a door"}
@@ -302,7 +304,6 @@ def test_reasoning_stays_in_the_content_unless_it_is_wanted_apart(policy):
     assert places(policy) == [(ANEW, 1), (0, 1), (ANEW, 3)]
 
 
-@pytest.mark.gate
 @pytest.mark.parametrize(
     ("text", "reasoning", "content"),
     [

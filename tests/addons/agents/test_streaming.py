@@ -21,6 +21,8 @@ from rl_sync.environments.hosts.episode_limits import Access
 from rl_sync.environments.interface import DrawnReply, PartialReply, Reply, StreamedTurn, ToolCall
 from tests.addons.agents.agents import LOOK, said, user
 
+pytestmark = pytest.mark.gate
+
 LATEST = 30.0
 
 

@@ -18,6 +18,8 @@ from rl_sync.environments.hosts.process_host import ProcessHost
 from rl_sync.environments.interface import Outcome, Reply, Turn
 from rl_sync.environments.opponents import Seating
 
+pytestmark = pytest.mark.gate
+
 
 def needs(package):
     is_missing = importlib.util.find_spec(package) is None
@@ -113,7 +115,6 @@ class Hosted:
         return answer.result
 
 
-@pytest.mark.gate
 def test_games_of_textarena_are_played_to_their_end_beside_each_other(textarena):
     begun = {episode: textarena.begin(episode) for episode in (1, 2)}
     played = [
@@ -129,7 +130,6 @@ def test_games_of_textarena_are_played_to_their_end_beside_each_other(textarena)
     assert played[1] == played[0]
 
 
-@pytest.mark.gate
 def test_textarena_judges_moves_that_it_does_not_understand(textarena):
     textarena.begin(1)
     assert "invalid move" in text_of(textarena.step(1, "five"))
@@ -167,7 +167,6 @@ def listed(text, player):
     return re.findall(r"\[\w+\]", text.rpartition("vailable")[2])[-1]
 
 
-@pytest.mark.gate
 def test_a_policy_plays_each_seat_of_a_game_of_two(arena):
     for number in (0, 1):
         texts, outcome = seated(arena, "TicTacToe-v0", number, "first", listed)
@@ -347,7 +346,6 @@ def test_colors_of_drawings_are_said_in_words():
     assert written("no color [4m]") == "no color [4m]"
 
 
-@pytest.mark.gate
 @needs("gymnasium")
 def test_spaces_without_names_are_refused():
     with pytest.raises(ValueError, match="Pendulum-v1 has actions of the space Box"):
@@ -356,7 +354,6 @@ def test_spaces_without_names_are_refused():
         GymnasiumGame("FrozenLake-v1", actions=("up",)).reset({}, 0)
 
 
-@pytest.mark.gate
 @needs("gymnasium")
 def test_a_game_of_gymnasium_is_hosted_in_a_worker():
     reference = "rl_sync.addons.games.gymnasium_games:GymnasiumGame(game='CliffWalking-v1')"

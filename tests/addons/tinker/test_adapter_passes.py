@@ -22,6 +22,8 @@ from rl_sync.models.sharding import Layout
 from rl_sync.models.vocabulary.token_sets import LOGITS_BYTES
 from tests.models import tiny
 
+pytestmark = pytest.mark.gate
+
 CONFIG = dataclasses.replace(tiny.CONFIG, lora=Lora(2, 32.0))
 CLIPS = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
 OPTIONS = {"cross_entropy": {}, "importance_sampling": {}, "ppo": CLIPS, "cispo": CLIPS}
@@ -108,7 +110,6 @@ def test_loss_logprobs_and_gradient_are_those_of_our_forward_pass(passes, adapte
         np.testing.assert_allclose(ours[:, 0], found, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.gate
 def test_gradients_of_calls_add_up_to_that_of_one(passes, adapters):
     data = [shifted(length, "cross_entropy", length)[1] for length in (7, 12)]
     whole = passes.run(adapters, data, "cross_entropy", {}, backward=True)
@@ -118,7 +119,6 @@ def test_gradients_of_calls_add_up_to_that_of_one(passes, adapters):
     close(rest.gradient, whole.gradient)
 
 
-@pytest.mark.gate
 def test_several_targets_of_a_token_have_the_logprobs_that_each_has_alone(passes, adapters):
     tokens = np.array([1, 5, 2, 7], np.int32)
     targets = np.array([[5, 3, 0], [2, 2, 9], [7, 1, 4], [10, 0, 6]], np.int32)
@@ -136,7 +136,6 @@ def test_several_targets_of_a_token_have_the_logprobs_that_each_has_alone(passes
     close(together.gradient, single.gradient)
 
 
-@pytest.mark.gate
 def test_new_adapters_change_nothing(passes):
     tokens = np.array([3, 1, 4, 1, 5], np.int32)
     made = new_adapters(CONFIG, Layout.single(), 7)

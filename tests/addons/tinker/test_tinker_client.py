@@ -14,6 +14,8 @@ from rl_sync.learning.forward import Forward, RowInputs
 from rl_sync.models.vocabulary.token_sets import LOGITS_BYTES
 from tests.addons.tinker.conftest import NAME, serving
 
+pytestmark = pytest.mark.gate
+
 tinker = pytest.importorskip(
     "tinker", reason="tinker is not installed: `pip install tinker==0.38.0`"
 )
@@ -69,7 +71,6 @@ def refusal(future):
     return str(raised.value)
 
 
-@pytest.mark.gate
 def test_a_client_trains_samples_saves_and_goes_on(client, served, policy):
     """One path through all that a training loop does, with the numbers of our forward pass."""
     model = trained_model(client)
@@ -143,7 +144,6 @@ def test_a_client_trains_samples_saves_and_goes_on(client, served, policy):
     }
 
 
-@pytest.mark.gate
 def test_losses_of_policies_have_the_options_that_a_client_sends(model):
     recorded = model.forward([datum()], "cross_entropy").result(LIMIT_SECS)
     logprobs = np.array(recorded.loss_fn_outputs[0]["logprobs"].data)
@@ -177,7 +177,6 @@ def test_what_a_pass_cannot_do_is_refused_by_its_name(model, given, loss, option
     assert rule in refusal(model.forward([datum(**given)], loss, options))
 
 
-@pytest.mark.gate
 def test_rows_beyond_the_bounds_are_refused_and_the_model_goes_on(model):
     assert "1 to 96 tokens, and has 99" in refusal(
         model.forward([datum([1] * 100)], "cross_entropy")
@@ -194,7 +193,6 @@ def test_rows_beyond_the_bounds_are_refused_and_the_model_goes_on(model):
     )
 
 
-@pytest.mark.gate
 def test_a_step_after_a_failed_pass_is_refused_and_the_next_one_is_taken(model):
     model.forward_backward([datum()], "cross_entropy")
     model.forward_backward([datum()], "gspo")
@@ -204,7 +202,6 @@ def test_a_step_after_a_failed_pass_is_refused_and_the_next_one_is_taken(model):
     model.optim_step(types.AdamParams(learning_rate=0.0)).result(LIMIT_SECS)
 
 
-@pytest.mark.gate
 def test_calls_that_are_not_served_are_refused_by_their_names(client, model):
     assert "save_weights_external is not served" in refusal(model.save_weights_external("x"))
     rest = client.create_rest_client()
@@ -229,7 +226,6 @@ def test_calls_that_are_not_served_are_refused_by_their_names(client, model):
     model.forward([datum()], "cross_entropy").result(LIMIT_SECS)
 
 
-@pytest.mark.gate
 def test_more_models_than_the_bound_are_refused_until_a_session_ends(policy, tmp_path):
     with serving(policy, tmp_path) as served:
         first, second = connected(served), connected(served)

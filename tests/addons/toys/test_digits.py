@@ -15,7 +15,10 @@ from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError
 from tests.addons.toys.problem_digest import problem_digest
 
-pytestmark = pytest.mark.skipif(not find_spec("sklearn"), reason="needs scikit-learn")
+pytestmark = [
+    pytest.mark.gate,
+    pytest.mark.skipif(not find_spec("sklearn"), reason="needs scikit-learn"),
+]
 
 
 @pytest.mark.gate

@@ -6,6 +6,8 @@ import pytest
 
 from rl_sync.addons.toys import board, chart, shape_images, shapes
 
+pytestmark = pytest.mark.gate
+
 TASKS = {
     "board": (board, board.BoardConfig, board.KINDS),
     "chart": (chart, chart.ChartConfig, chart.KINDS),

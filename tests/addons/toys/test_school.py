@@ -17,7 +17,10 @@ from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
 from tests.tasks import loading
 
-pytestmark = pytest.mark.skipif(not find_spec("reasoning_gym"), reason="needs reasoning_gym")
+pytestmark = [
+    pytest.mark.gate,
+    pytest.mark.skipif(not find_spec("reasoning_gym"), reason="needs reasoning_gym"),
+]
 
 CONFIG = SchoolConfig(problems=260, held_out_problems=52)
 _PRINT = """

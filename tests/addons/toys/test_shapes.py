@@ -16,6 +16,8 @@ from rl_sync.settings.records import ConfigError
 from tests.addons.toys.problem_digest import problem_digest
 from tests.tasks import loading
 
+pytestmark = pytest.mark.gate
+
 CONFIG = ShapesConfig(problems=200, held_out_problems=60)
 CHANCE = {"count": 1 / 5, "color": 1 / 4, "side": 1 / 2, "bigger": 1 / 2}
 """Accuracy of the most frequent answer, of questions that have few answers."""
@@ -70,7 +72,6 @@ def test_a_scene_is_written_as_it_is_drawn():
         assert (x2, y2) == tuple(np.max(found, 0) + 1)
 
 
-@pytest.mark.gate
 def test_problems_as_text_stay_the_same():
     small = ShapesConfig(as_text=True, cells=2)
     assert problem_digest(load(ShapesConfig(as_text=True), 0)) == "f0faaafc90aee55e"
@@ -154,7 +155,6 @@ def test_shapes_that_a_question_names_are_seen_once(side):
             assert [box for name, box in seen if name == named] == one.row["boxes"]
 
 
-@pytest.mark.gate
 def test_answers_are_equally_frequent_whatever_the_question_says():
     found = load(ShapesConfig(problems=2000, held_out_problems=500), seed=0)
     for part in (found.train, found.held_out):
@@ -167,7 +167,6 @@ def test_answers_are_equally_frequent_whatever_the_question_says():
     assert np.mean(first) == pytest.approx(0.5, abs=0.06)  # Three standard errors of 400.
 
 
-@pytest.mark.gate
 def test_the_best_box_without_the_image_overlaps_little():
     found = load(ShapesConfig(questions="box", problems=500, held_out_problems=100), seed=0)
     right = [one.row["boxes"][0] for one in found.train]
@@ -231,7 +230,6 @@ def test_images_count_when_it_is_said_which_problems_were_seen():
     assert {one.text for one in task.held_out} & {one.text for one in task.train}
 
 
-@pytest.mark.gate
 def test_a_policy_that_reads_text_alone_is_refused_unless_the_image_is_written_as_text():
     config = config_file.get_config()
     config.workdir = "none"

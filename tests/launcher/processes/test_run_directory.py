@@ -24,6 +24,8 @@ from rl_sync.workdir import Workdir
 from tests.runs import tiny
 from tests.tasks.loading import TOKENIZER
 
+pytestmark = pytest.mark.gate
+
 STEP = 5
 
 
@@ -69,7 +71,6 @@ def files(directory):
     return {path: path.read_bytes() for path in Path(directory).rglob("*") if path.is_file()}
 
 
-@pytest.mark.gate
 @pytest.mark.parametrize(
     ("fields", "setting", "before", "now"),
     [
@@ -101,7 +102,6 @@ def test_a_change_of_what_a_run_learns_is_refused_and_nothing_is_touched(
     assert files(directory) == there
 
 
-@pytest.mark.gate
 def test_a_change_that_is_insisted_on_is_told_and_recorded_with_the_former_config(began):
     directory = began()
     former = directory.config.read_text()
@@ -126,7 +126,6 @@ def test_a_change_that_is_insisted_on_is_told_and_recorded_with_the_former_confi
     assert prepare(directory, **changed).step == STEP
 
 
-@pytest.mark.gate
 @pytest.mark.parametrize(
     ("first", "then", "horizon"),
     [

@@ -77,6 +77,7 @@ def test_adapters_alone_travel_and_arrive_merged_into_the_base(adapted):
     assert jax.tree.map(np.shape, received) == jax.tree.map(np.shape, adapted.blank())
 
 
+@pytest.mark.gate
 def test_a_lent_base_is_read_where_it_is_and_copied_once_to_other_devices(adapted):
     adapters, base = lora.split(adapted.initial())
     here = BorrowedBase(lambda: base, adapted.abstract_base)
@@ -91,6 +92,7 @@ def test_a_lent_base_is_read_where_it_is_and_copied_once_to_other_devices(adapte
     assert same(found, own)
 
 
+@pytest.mark.gate
 def test_a_checkpoint_starts_with_fresh_adapters_that_change_nothing(adapted):
     initial = adapted.initial()
     assert same(initial, adapted.initial())

@@ -90,6 +90,7 @@ def test_each_lease_becomes_a_group_of_its_prompt():
         assert np.all(group.rewards == 0)
 
 
+@pytest.mark.gate
 def test_a_completion_that_a_stop_ends_at_the_token_limit_is_not_cut(subtests):
     engine = _engine(decode=TASK.tokenizer.decode_all)
     one_token = Sampling(1, (TASK.tokenizer.eos_id,))

@@ -25,6 +25,8 @@ from rl_sync.rollout.sampling import Sampling
 from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
 from tests.models import tiny
 
+pytestmark = pytest.mark.gate
+
 TOKENIZER = CharacterTokenizer("abcdefgh0123;:|")
 MODEL = ModelConfig(
     vocab_size=TOKENIZER.vocab_size,
@@ -165,7 +167,6 @@ def test_games_against_oneself_are_the_same_in_any_batch():
     assert len(texts) == len(found), "opponents draw for each episode anew"
 
 
-@pytest.mark.gate
 def test_the_engine_forgets_all_players_of_a_game_that_is_over():
     made = players(slots=2)
     made.generate(requests())
@@ -173,7 +174,6 @@ def test_the_engine_forgets_all_players_of_a_game_that_is_over():
     assert made.unfinished == 0
 
 
-@pytest.mark.gate
 def test_a_game_that_begins_again_begins_with_all_its_players():
     made = players(environment="Talk(fails=True)")
     found = made.generate(requests(groups=3, episodes=1))
@@ -185,7 +185,6 @@ def test_a_game_that_begins_again_begins_with_all_its_players():
     assert made.engine.held == ()
 
 
-@pytest.mark.gate
 def test_each_sampled_token_is_in_an_episode_an_opponents_or_in_a_failed_attempt():
     made, played = players(environment="Talk(fails=True)", slots=4), []
     # Games of other problems fail as in any test, whichever runs first.
@@ -255,7 +254,6 @@ def versions_played(made, last=12):
     return found, games
 
 
-@pytest.mark.gate
 def test_opponents_are_played_with_versions_before_the_policy_s():
     made = players("older(versions=3)")
     assert by_of(made.generate(requests(groups=2)))[1] == {"policy 4"}, "there is no older one yet"

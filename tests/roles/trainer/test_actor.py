@@ -63,6 +63,7 @@ def test_the_end_of_sequence_is_trained():
     assert (drift[:, 2:] < 0).all()
 
 
+@pytest.mark.gate
 def test_the_first_update_is_that_of_the_plain_policy_gradient():
     """With ratios of 1, the gradient is −Σ A ∇log π over the tokens, divided by their number."""
     trainer = trainer_of()

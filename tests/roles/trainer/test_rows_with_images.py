@@ -248,6 +248,7 @@ def test_a_group_with_images_passes_through_the_columns_of_a_replay_item():
                 for digest in one.tile_digests}) == 3  # fmt: skip
 
 
+@pytest.mark.gate
 def test_a_batch_without_images_is_that_of_a_policy_that_reads_text():
     text = [groups_of()[2]] * 4
     assert batching("padded").batch(text).rows.images is None

@@ -24,6 +24,8 @@ from rl_sync.types import CompletionProgress
 from tests.models import tiny
 from tests.rollout.served.vllm_double import Faults, VllmDouble
 
+pytestmark = pytest.mark.gate
+
 CONFIG = dataclasses.replace(tiny.CONFIG, max_length=64)
 _init = jax.jit(functools.partial(init_params, CONFIG))
 PARAMS = {version: _init(jax.random.key(version)) for version in range(4)}

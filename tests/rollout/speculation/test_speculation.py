@@ -22,6 +22,8 @@ from rl_sync.types import CompletionProgress
 from tests.models import tiny
 from tests.rollout import test_images_in_prompts, turns
 
+pytestmark = pytest.mark.gate
+
 CONFIG = dataclasses.replace(tiny.CONFIG, max_length=64)
 EXPERTS = dataclasses.replace(CONFIG, experts=Experts(8, 2, 12))
 LONG = Sampling(max_new_tokens=30, stop_ids=())
@@ -154,7 +156,6 @@ def draft_from(rows, monkeypatch):
     monkeypatch.setattr(slots, "looked_up", looked_up)
 
 
-@pytest.mark.gate
 def test_right_drafts_are_kept_up_to_ends_and_budgets(monkeypatch):
     choice, expected, rows = greedy()
     draft_from(rows, monkeypatch)
@@ -167,7 +168,6 @@ def test_right_drafts_are_kept_up_to_ends_and_budgets(monkeypatch):
     assert stats.accepted_tokens == sum(tokens) - sum(steps)
 
 
-@pytest.mark.gate
 def test_wrong_drafts_change_nothing(monkeypatch):
     choice, expected, rows = greedy()
     draft_from((rows + 1) % 11, monkeypatch)
@@ -186,7 +186,6 @@ MUTANTS = {
 }
 
 
-@pytest.mark.gate
 @pytest.mark.parametrize(("number", "mutant"), [*enumerate(MUTANTS)], ids=MUTANTS)
 def test_a_mutant_that_keeps_too_many_tokens_is_noticed(number, mutant, monkeypatch):
     def kept(fed, drawn, draws, ended, is_fed):
@@ -206,7 +205,6 @@ def test_a_mutant_that_keeps_too_many_tokens_is_noticed(number, mutant, monkeypa
         assert_same(found, expected)
 
 
-@pytest.mark.gate
 @pytest.mark.parametrize("cache", ["keep", "recompute"])
 def test_tokens_are_those_of_their_versions_when_weights_change_in_flight(cache):
     made = make_engine(cache=cache)
@@ -235,7 +233,6 @@ def test_tokens_are_those_of_their_versions_when_weights_change_in_flight(cache)
         assert_same([one], [other], atol=5e-5)
 
 
-@pytest.mark.gate
 def test_completions_go_on_from_told_tokens():
     _, (_, expected) = both_ways("plain")
     first = make_engine()
@@ -256,7 +253,6 @@ def test_completions_go_on_from_told_tokens():
         assert_same(completed(make_engine(speculation), going_on), expected)
 
 
-@pytest.mark.gate
 def test_held_completions_are_extended_alike():
     engine = turns.make_engine(speculation="always", decode=turns.decode)
     played = turns.play_episodes(engine, count=5, turns=4, rng=np.random.default_rng(2))
@@ -267,7 +263,6 @@ def test_held_completions_are_extended_alike():
         turns.assert_same(completion, other)
 
 
-@pytest.mark.gate
 def test_prompts_with_images_are_completed_alike():
     found = []
     for speculation in ("always", "off"):
@@ -279,7 +274,6 @@ def test_prompts_with_images_are_completed_alike():
     assert drafts.stats.accepted_tokens > 0
 
 
-@pytest.mark.gate
 def test_given_tokens_are_read_several_at_once():
     engine = make_engine(chunk_tokens=4)
     greedy = dataclasses.replace(LONG, max_new_tokens=4, greedy=True)
@@ -311,7 +305,6 @@ def test_a_chunk_ends_when_a_sequence_has_its_tokens():
         assert min(counts) >= engine.stats.steps - steps >= 2
 
 
-@pytest.mark.gate
 def test_later_epochs_take_drafts_from_earlier_ones():
     greedy = dataclasses.replace(LONG, greedy=True)
     engine = make_engine()

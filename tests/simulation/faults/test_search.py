@@ -54,6 +54,7 @@ def test_seeds_that_once_failed(seed):
     assert examine(seed).failed is None
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("steps", [1, 40])
 def test_runs_of_one_step_and_of_many_end_whatever_fails(steps):
     """The search draws runs of three to six steps."""
@@ -63,6 +64,7 @@ def test_runs_of_one_step_and_of_many_end_whatever_fails(steps):
     assert [one for one in found if one.failed] == []
 
 
+@pytest.mark.gate
 def test_without_faults_an_exact_run_gives_the_digest_of_its_schedule():
     runs = [CALM.applied(draw(seed)) for seed in range(40)]
     exact = [run for run in runs if run.is_exact]
@@ -153,6 +155,7 @@ def test_an_alteration_is_written_as_options_of_the_command():
     assert text == " '--kinds=crash,full disk' '--faults=0,4' '--steps=3'"
 
 
+@pytest.mark.gate
 def test_the_command_says_how_far_it_is_and_that_no_rule_was_broken(capsys):
     assert command.main(["--seeds=0:20", "--processes=1"]) == 0
     out = capsys.readouterr().out
@@ -172,6 +175,7 @@ def test_the_command_shows_the_run_of_one_seed_and_draws_it(capsys, tmp_path):
     assert picture.read_bytes()[1:4] == b"PNG"
 
 
+@pytest.mark.gate
 def test_the_command_explains_a_failing_seed_and_how_to_see_it_again(capsys, monkeypatch):
     """The bound of the trainer is broken."""
     from rl_sync.simulation.faults import world

@@ -12,6 +12,8 @@ from rl_sync.simulation.speed.prediction import simulate, with_steps
 from rl_sync.simulation.speed.workload import Samples, SharedCores
 from tests.simulation.speed.plans import plan_with, work_with
 
+pytestmark = pytest.mark.gate
+
 TIMES = [(3.0, 2.0, 0.5), (1.0, 4.0, 0.25), (2.0, 2.0, 0.0)]
 
 
@@ -85,7 +87,6 @@ def test_asynchronous_runs_are_as_fast_as_their_slower_side_or_as_their_bound(
     assert pace(plan, work) == pytest.approx(expected, rel=0.01)
 
 
-@pytest.mark.gate
 @pytest.mark.parametrize(("rollout", "train", "pull"), TIMES)
 @pytest.mark.parametrize(("interval", "offset"), [(1, 2), (2, 1), (3, 2), (4, 4)])
 def test_custom_schedules_follow_the_same_form(rollout, train, pull, interval, offset):
@@ -103,7 +104,6 @@ def test_shared_cores_take_the_time_of_all_work():
     assert pace(plan, work) == pytest.approx(5.0, rel=0.05)
 
 
-@pytest.mark.gate
 def test_varying_times_are_slower_than_their_means_where_roles_wait():
     work = work_with(2.0, 2.0, 0.0, train_samples=Samples.of(1.0, 3.0))
     plan = plan_with("one_step_off_policy")
