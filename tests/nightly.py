@@ -51,7 +51,7 @@ class Tier(NamedTuple):
     piece_secs: float
 
 
-TIERS = {tier.mark: tier for tier in (Tier("nightly", 200.0, 180.0), Tier("gate", 300.0, math.inf))}
+TIERS = {tier.mark: tier for tier in (Tier("nightly", 130.0, 120.0), Tier("gate", 200.0, math.inf))}
 
 
 class Piece(NamedTuple):

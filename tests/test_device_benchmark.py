@@ -252,6 +252,21 @@ def test_attention_far_from_the_reference_fails_the_part(module, monkeypatch):
 
 
 @pytest.mark.nightly
+def test_a_decode_step_far_from_the_definition_fails_the_part(module, monkeypatch):
+    decode = module("device_parts.decode_attention")
+    options = module("device_parts.finding").PartOptions(small=True)
+    assert len([*decode.compare(options)]) == 2
+    right = decode.attend_new
+
+    def wrong(new, held, **others):
+        return right(new._replace(window=new.window - 20), held, **others)
+
+    monkeypatch.setattr(decode, "attend_new", wrong)
+    with pytest.raises(RuntimeError, match=r"pages, a window of 40: error"):
+        [*decode.compare(options)]
+
+
+@pytest.mark.nightly
 def test_the_fetched_weights_must_be_the_published_ones(module, monkeypatch):
     transfers = module("device_parts.transfers")
     options = module("device_parts.finding").PartOptions(small=True)

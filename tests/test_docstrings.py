@@ -4,6 +4,10 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.gate
+
 ROOT = Path(__file__).resolve().parents[1]
 QUESTION = re.compile(r"(What|How|Which|Whether|Where|Who|When)\b")
 FILES = [

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.gate
+
 ROOT = Path(__file__).resolve().parents[1]
 LEAVES = {
     "addresses",
@@ -284,7 +286,6 @@ def test_addons_import_public_names_of_what_the_core_offers():
     assert used == OFFERED
 
 
-@pytest.mark.gate
 @pytest.mark.parametrize("folder", ["rl_sync", "configs", "launch", "benchmarks", "tests"])
 def test_files_import_the_package_by_names_that_the_wheel_has(folder):
     for path in (ROOT / folder).rglob("*.py"):
@@ -292,7 +293,6 @@ def test_files_import_the_package_by_names_that_the_wheel_has(folder):
         assert not tops & {"configs", "launcher"}, path
 
 
-@pytest.mark.gate
 def test_no_module_imports_one_that_imports_it():
     paths = [p for p in (ROOT / "rl_sync").rglob("*.py") if p.name != "__init__.py"]
     modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in paths}
@@ -337,7 +337,6 @@ def test_settings_are_a_leaf():
     assert len(others) <= 125  # Now 120.
 
 
-@pytest.mark.gate
 def test_no_folder_is_large_and_no_name_is_used_twice():
     """A file or a class is worth a search: its name finds one thing.
 

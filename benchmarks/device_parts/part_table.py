@@ -80,6 +80,14 @@ PARTS = {
         20,
         110,
     ),
+    "decode_attention": Part(
+        "decode_attention",
+        "compare",
+        "Attention of one decode step of one layer: the kernel beside its definition in float32,"
+        " and beside XLA's operations.",
+        15,
+        60,
+    ),
     "decode_7b": Part(
         "decoding",
         "seven_billion",

@@ -111,6 +111,7 @@ def test_every_trajectory_of_whole_groups_has_its_advantage_and_counts():
     assert (metrics["groups_without_spread"], metrics["left_out_fraction"]) == (0.5, 0)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(("group_size", "kl"), [(2, 0.0), (1, 0.0), (1, 0.1)])
 def test_trajectories_are_compared_with_those_of_their_role_whatever_their_group(group_size, kl):
     """Rewards 1, 0 and ½, ½ of 2, 3, 1 and 3 tokens, each of which diverges by ½ nat."""
@@ -168,6 +169,7 @@ def test_what_is_left_out_has_no_weight(change, kept):
     np.testing.assert_allclose(metrics["left_out_fraction"], left_out, atol=1e-6)
 
 
+@pytest.mark.gate
 def test_a_divergence_in_the_reward_is_summed_over_a_trajectory():
     """k1 = ½ a token: 2 and 3 tokens, and 1 and 3, at β = 0.1."""
     given, _, _ = _give(REF, kl_coefficient=0.1, kl_estimator="k1", kl_place="reward")
@@ -176,6 +178,7 @@ def test_a_divergence_in_the_reward_is_summed_over_a_trajectory():
     np.testing.assert_allclose(unchanged.advantages[:, 0], [0.5, -0.5, 0, 0], atol=1e-6)
 
 
+@pytest.mark.gate
 def test_reinforce_pp_takes_the_divergence_from_each_token_s_reward():
     given, _, _ = _give(REF, advantage="reinforce_pp", kl_coefficient=0.1, kl_estimator="k1",
                         kl_place="reward")  # fmt: skip
@@ -203,6 +206,7 @@ def test_the_weight_of_the_divergence_may_be_given():
     np.testing.assert_allclose(given.advantages[:, 0], [0.525, -0.525, 0.05, -0.05], atol=1e-6)
 
 
+@pytest.mark.gate
 def test_with_values_there_is_an_advantage_and_a_return_a_token():
     """γ = 1 and λ = ½, V = ¼ everywhere: at the last token r − ¼, before it half of what follows
     and δ = 0.
@@ -222,6 +226,7 @@ def test_with_values_there_is_an_advantage_and_a_return_a_token():
     np.testing.assert_allclose(metrics["explained_variance"], 0, atol=1e-6)
 
 
+@pytest.mark.gate
 def test_a_return_of_one_step_is_the_value_that_comes_next_or_the_reward_at_the_end():
     values = jnp.linspace(-1, 1, 12).reshape(4, 3)
     given, _, _ = _give(values=values, advantage="n_step", n_steps=1, whiten=False, discount=0.5)
@@ -249,6 +254,7 @@ def test_advantages_from_values_are_whitened_over_all_tokens_and_returns_are_not
     assert abs(float(metrics["advantage_mean"])) < 1e-6
 
 
+@pytest.mark.gate
 def test_values_need_no_group_to_compare_with():
     values = jnp.zeros((4, 3))
     alone, _, metrics = _of(ALGORITHMS["ppo"], group_size=1, values=values)
@@ -356,6 +362,7 @@ def test_a_segment_has_the_advantages_of_an_episode_of_its_own(name):
 
 
 @pytest.mark.gate
+@pytest.mark.gate
 def test_turns_are_discounted_between_replies_and_not_within_one():
     """½ + γ · 1¼ = 1.125 against 1, whose mean is 1.0625."""
     given = _given_turns(turn_discount=0.5)
@@ -378,6 +385,7 @@ def test_groups_are_left_out_by_the_returns_that_are_compared(rewards, has_sprea
 
 
 @pytest.mark.gate
+@pytest.mark.gate
 def test_discounted_returns_of_tokens_fall_at_the_ends_of_replies():
     mask = TURNS.completion_mask
     rewards = jnp.zeros((2, 6)).at[0, 5].set(1.0).at[1, 5].set(1.0)
@@ -387,6 +395,7 @@ def test_discounted_returns_of_tokens_fall_at_the_ends_of_replies():
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+@pytest.mark.gate
 def test_episodes_that_a_limit_cut_have_no_weight_where_that_is_asked_for():
     algorithm = dataclasses.replace(ALGORITHMS["dr_grpo"], mask_truncated=True)
     batch = TrainBatch(TURNS, jnp.array([1.0, 0.0]), truncated=jnp.array([False, True]))

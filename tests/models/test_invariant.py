@@ -178,7 +178,7 @@ def test_padding_does_not_change_what_is_computed():
 
 
 @SAME_BITS
-@pytest.mark.samples("plain", gate=("biased and untied", "stretched", "sliding"))
+@pytest.mark.samples(gate=("plain", "biased and untied", "stretched", "sliding"))
 @pytest.mark.parametrize("name", VARIANTS)
 def test_decoded_and_scored_tokens_have_the_same_log_probabilities_to_the_bit(name):
     config = VARIANTS[name]

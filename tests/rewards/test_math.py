@@ -58,6 +58,7 @@ def test_pairs_are_judged_as_the_table_says_in_both_directions(subtests):
                 assert "cannot be used" in turned.why
 
 
+@pytest.mark.gate
 def test_answers_in_replies_are_found_and_judged_as_the_table_says(subtests):
     assert len(REPLIES) == len(set(REPLIES)) >= 300
     assert {verdict for verdict, _, _ in REPLIES} == {"right", "wrong"}

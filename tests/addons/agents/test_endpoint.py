@@ -23,6 +23,8 @@ from rl_sync.environments.interface import ANEW, DrawnReply, Message, Reply, Too
 from rl_sync.images import Image
 from tests.addons.agents.agents import LOOK, said, user
 
+pytestmark = pytest.mark.gate
+
 LATEST = 30.0
 PIXEL = (
     "data:image/png;base64,"
@@ -419,7 +421,6 @@ def test_a_body_of_unknown_length_is_read_up_to_the_most(policy):
         assert policy.send("outcome", iter([b" " * MOST_BYTES, parts[0]]))[0] == 413
 
 
-@pytest.mark.gate
 def test_connections_beyond_the_most_wait_until_others_have_their_replies():
     with contextlib.closing(AgentEndpoint(Access(connections=2))) as endpoint:
         policy = Policy(endpoint)

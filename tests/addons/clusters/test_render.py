@@ -7,12 +7,13 @@ import pytest
 from tests.addons.clusters.rendering import render
 from tests.launcher.command import said_here
 
+pytestmark = pytest.mark.gate
+
 CONFIG = "--config=arithmetic"
 JOBSET = ("--to=jobset", "--image=r/x:1", "--volume-claim=runs")
 TPU = ("--accelerator=tpu-v5-lite-podslice",)
 
 
-@pytest.mark.gate
 def test_it_prints_the_files_and_the_command_that_submits_them(tmp_path, capsys):
     said = said_here(capsys, "render", CONFIG, *JOBSET, f"--out={tmp_path / 'a b'}")
     assert said.status == 0

@@ -10,6 +10,8 @@ import yaml
 
 from tests.addons.clusters.rendering import render
 
+pytestmark = pytest.mark.gate
+
 WORDS = (
     "--to=skypilot",
     "--accelerator=H100:8",

@@ -13,6 +13,8 @@ import pytest
 
 from tests.addons.clusters.rendering import accepts, render
 
+pytestmark = pytest.mark.gate
+
 GPUS = (
     "--to=slurm",
     "--gpus-per-node=8",
@@ -53,7 +55,6 @@ def steps(text):
     return re.findall(r"^join (.*) &$", text, re.M)
 
 
-@pytest.mark.gate
 def test_steps_have_their_gpus_and_share_no_others(tmp_path):
     text = script(tmp_path, *EVERYTHING)
     assert options(text) == [

@@ -8,6 +8,8 @@ from rl_sync.plan.targets import target
 from rl_sync.roles.assembly import wiring
 from tests.plan.test_memory_text import PARAMETERS, settings_with
 
+pytestmark = pytest.mark.gate
+
 
 def step(**fields):
     settings = settings_with(**fields)

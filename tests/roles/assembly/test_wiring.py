@@ -45,6 +45,7 @@ def test_the_trainer_has_a_critic_where_its_algorithm_needs_values_and_offloads_
 SHAPED = "exact + 0.1 * length_band(greatest=4) - 0.2 * repetition"
 
 
+@pytest.mark.samples(f"{SHAPED}-outcome-outcome3-filtered3")
 @pytest.mark.parametrize(
     ("reward", "chosen", "outcome", "filtered"),
     [

@@ -91,6 +91,7 @@ def test_the_first_update_is_that_of_the_plain_policy_gradient():
     assert_close(after.params, expected, atol=1e-4)
 
 
+@pytest.mark.gate
 def test_on_its_own_rollouts_the_policy_differs_from_its_behavior_by_nothing():
     trainer = trainer_of()
     _, metrics = trainer.step(state_of(trainer), batch_of())

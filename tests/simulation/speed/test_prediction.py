@@ -25,6 +25,8 @@ from rl_sync.simulation.speed.workload import Decoding, Samples, SharedCores
 from tests.simulation.speed.plans import GROUPS, plan_with, work_with
 from tests.simulation.speed.recorded_runs import run_settings
 
+pytestmark = pytest.mark.gate
+
 UNEVEN = ((10, 400), (200, 300), (20, 1000), (50, 60))
 
 
@@ -302,7 +304,6 @@ def test_steps_with_compilation_do_not_count():
         step_secs(simulate(with_steps(plan_with(), 1), work_with()))
 
 
-@pytest.mark.gate
 @settings(deadline=None, max_examples=60)
 @given(
     interval=st.integers(1, 3),

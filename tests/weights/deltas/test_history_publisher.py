@@ -6,6 +6,7 @@ import contextlib
 import queue
 import threading
 
+import jax
 import pytest
 
 from rl_sync.weights.background_publisher import QueueRules
@@ -127,6 +128,8 @@ def test_after_skipped_versions_the_last_one_in_the_history_is_the_base(crossing
         publisher.publish(1, placed(1, publisher.abstract))  # Under way until `make`.
         for version in (2, 3, 4):
             publisher.publish(version, placed(version, publisher.abstract))
+        # The newest that is computed comes next.
+        jax.block_until_ready([one.awaited for one in publisher._queue._pending.values()])
         publisher.go_on(1)
         crossing.clear()
         delta = publisher.go_on(4).delta

@@ -14,6 +14,8 @@ from rl_sync.addons.clusters.hosts.records_sender import RecordsSender
 from rl_sync.cluster.rpc import CallHandlers, RpcClient, RpcServer
 from rl_sync.workdir import Workdir
 
+pytestmark = pytest.mark.gate
+
 NAMES = ("explorer1",)
 
 
