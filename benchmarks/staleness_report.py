@@ -43,23 +43,26 @@ def write_report(results: Results, algorithms: list[str], document: Path) -> Non
     """
     if not results:
         raise SystemExit("There are no results yet: run the study first.")
+    picture = f"![Accuracy over staleness]({document.stem}.png)"
+    between_marks(document, BEGIN, "\n\n".join([picture, *tables(results, algorithms)]))
     bounds = sorted({line["bound"] for line in results})
-    body = "\n\n".join(
-        [
-            f"![Accuracy over staleness]({document.stem}.png)",
-            _accuracies(results, algorithms, bounds),
-            f"Points gained or lost against {algorithms[0]} on fresh data, mean over the seeds ±"
-            " its standard error:",
-            _changes(results, algorithms, bounds),
-            "Effective sample share, (Σw)²/(nΣw²) of the unbounded weights π/π_behavior, in the"
-            " second half of the steps:",
-            _shares(results, algorithms, bounds),
-        ]
-    )
-    between_marks(document, BEGIN, body)
     _draw(results, algorithms, bounds).savefig(
         document.with_suffix(".png"), dpi=160, metadata={"Software": None}
     )
+
+
+def tables(results: Results, algorithms: list[str]) -> list[str]:
+    """Writes the tables of the report, and what stands between them."""
+    bounds = sorted({line["bound"] for line in results})
+    return [
+        _accuracies(results, algorithms, bounds),
+        f"Points gained or lost against {algorithms[0]} on fresh data, mean over the seeds ±"
+        " its standard error:",
+        _changes(results, algorithms, bounds),
+        "Effective sample share, (Σw)²/(nΣw²) of the unbounded weights π/π_behavior, in the"
+        " second half of the steps:",
+        _shares(results, algorithms, bounds),
+    ]
 
 
 def _of(results: Results, algorithm: str, bound: int) -> Results:

@@ -267,9 +267,8 @@ class RunSettings:
     @property
     def merges_in_place(self) -> bool:
         """True if explorers let go of their weights before adapters are merged into others."""
-        has_adapters = self.model.lora.rank > 0
-        keeps = self.explorers_evaluate_every or self.plays
-        return has_adapters and self.takes_turns and not keeps
+        is_exact = self.schedule.pull == "exact"  # Then no rollout needs older weights again.
+        return self.model.lora.rank > 0 and self.takes_turns and is_exact and not self.plays
 
     @property
     def may_be_colocated(self) -> bool:

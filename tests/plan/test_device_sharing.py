@@ -35,7 +35,11 @@ def estimated(settings):
     [
         ({**ALONE}, lambda explorer: sum(explorer.held.values())),
         (
-            {"evaluation__every_steps": 2, "evaluation__by": "explorers"},
+            {
+                "sync__mode": "asynchronous",
+                "sync__max_staleness": 0,
+                "evaluation__every_steps": 2,
+            },
             lambda explorer: explorer.peak - explorer.made[CACHE],
         ),
         (OFF_POLICY, lambda explorer: explorer.peak),

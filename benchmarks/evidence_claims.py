@@ -1,0 +1,195 @@
+"""Claims of README: their artifacts, how these are made anew, and what they do not show."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import centering
+import guarantees
+import seeds
+import simulated_seeds
+import staleness_report
+
+Lines = list[dict[str, Any]]
+"""Lines of an artifact."""
+
+TABLE_MARK = "<!-- measured: {} -->"
+
+
+class Claim(NamedTuple):
+    """A claim, and what it rests on.
+
+    Attributes:
+      says: the claim, in a sentence.
+      artifact: file with the results, from the root of the repository.
+      digest: SHA-256 of the artifact.
+      commit: the sources that made it.
+      command: makes it anew; `{artifact}` stands for the file to write.
+      runs: number of runs, and of seeds.
+      table: writes the claim's numbers, from the artifact alone.
+      quotes: writes texts that must stand in documents, by document.
+      weak: what is weak about it.
+      not_claimed: what it does not say.
+      peer: what it was compared with, with its version.
+    """
+
+    says: str
+    artifact: str
+    digest: str
+    commit: str
+    command: str
+    runs: str
+    table: Callable[[Lines], list[str]]
+    quotes: Callable[[Lines], Mapping[str, Sequence[str]]]
+    weak: str
+    not_claimed: str
+    peer: str = "none"
+
+
+def learned(lines: Lines) -> list[str]:
+    """Writes README's table of modes: least / median / greatest over the seeds."""
+    rows = ["| mode | held-out accuracy before RL, % | after RL, % | whole command, s |"]
+    rows.append("|---" * 4 + "|")
+    for case in seeds.CASES:
+        if of_mode := [line for line in lines if line["mode"] == case]:
+            mode, *numbers = case.split(":")
+            told = f"`{mode}`"
+            if numbers:
+                told += ", interval {}, offset {}".format(*numbers)
+            before = _spread([100 * line["accuracy"][0] for line in of_mode], ".1f")
+            after = _spread([100 * line["accuracy"][-1] for line in of_mode], ".1f")
+            secs = _spread([line["total_secs"] for line in of_mode], ".0f")
+            rows.append(f"| {told} | {before} | {after} | {secs} |")
+    return rows
+
+
+def real_model(lines: Lines) -> list[str]:
+    """Writes the accuracies of the real model, a column for each seed."""
+    rows = ["| | " + " | ".join(f"seed {line['seed']}" for line in lines) + " |"]
+    rows.append("|---" * (1 + len(lines)) + "|")
+    for number, step in enumerate(lines[0]["steps"]):
+        told = f"after {step} steps" if step else "held-out accuracy before"
+        cells = [f"{100 * line['accuracy'][number]:.1f} %" for line in lines]
+        rows.append(f"| {told} | {' | '.join(cells)} |")
+    return rows
+
+
+def _real_model_quotes(lines: Lines) -> dict[str, list[str]]:
+    before, after = (
+        statistics.median(100 * line["accuracy"][number] for line in lines) for number in (0, -1)
+    )
+    minutes = statistics.median(line["total_secs"] for line in lines) / 60
+    written = {10: "ten"}[round(minutes)]
+    told = f"went from {before:.1f} to {after:.1f} % of held-out sums in {written} minutes"
+    return {"README.md": [told], "docs/real_model.md": real_model(lines)[2:]}
+
+
+def _staleness(lines: Lines) -> list[str]:
+    names = [*dict.fromkeys(line["algorithm"] for line in lines)]
+    return staleness_report.tables(lines, names)
+
+
+def _spread(numbers: Sequence[float], form: str) -> str:
+    three = (min(numbers), statistics.median(numbers), max(numbers))
+    return " / ".join(format(number, form) for number in three)
+
+
+CLAIMS = {
+    "modes": Claim(
+        says="In every mode the main command solves more than 98 % of held-out sums.",
+        artifact="docs/seeds-arithmetic.jsonl",
+        digest="",
+        commit="96c63b2e",
+        command="python benchmarks/seeds.py --results={artifact}",
+        runs="72 runs: six modes, seeds 100 to 111, on which nothing was tuned",
+        table=learned,
+        quotes=lambda lines: {"README.md": learned(lines)[2:]},
+        weak="One task, which a model of 0.4 million parameters solves. Seconds are those of two"
+        " cores that had other work, so they do not rank the modes.",
+        not_claimed="That a mode is faster or learns better than another one.",
+    ),
+    "real model": Claim(
+        says="SmolLM2-135M-Instruct learns sums from rewards alone, in ten minutes on two cores.",
+        artifact="docs/seeds-smollm2.jsonl",
+        digest="",
+        commit="28d0c630",
+        command="python benchmarks/seeds.py --config=configs/smollm2.py --set=model.path=smollm2"
+        " --seeds=0:2 --modes=one_step_off_policy --every=8 --results={artifact}",
+        runs="3 runs, seeds 0 to 2, on which nothing was tuned",
+        table=real_model,
+        quotes=_real_model_quotes,
+        weak="Three seeds. The form of the prompt was chosen by hand (three solved sums, no chat"
+        " template), and a good part of the gain may be that form.",
+        not_claimed="That the model learns to reason, or does better at other tasks.",
+    ),
+    "staleness": Claim(
+        says="How much accuracy each algorithm loses on data of a given age.",
+        artifact="docs/staleness.jsonl",
+        digest="",
+        commit="9f758db9",
+        command="python benchmarks/staleness.py --results={artifact}",
+        runs="240 runs: five algorithms, six ages, seeds 300 to 307",
+        table=lambda lines: _staleness(lines)[:1],
+        quotes=lambda lines: {"docs/staleness.md": _staleness(lines)},
+        weak="A model of 0.4 million parameters, one task, one learning rate, 60 steps. Seeds"
+        " differ by up to 40 points, so only differences within a seed mean something.",
+        not_claimed="That the same order holds for pretrained models.",
+    ),
+    "centering": Claim(
+        says="What score centering gains on stale data, and with explorers in 8 bits.",
+        artifact="docs/centering.jsonl",
+        digest="",
+        commit="11a5faae",
+        command="python benchmarks/centering.py --results={artifact}",
+        runs="192 runs: four settings, six kinds of data, seeds 300 to 307",
+        table=lambda lines: centering.report(lines).splitlines(),
+        quotes=lambda lines: {"docs/staleness.md": centering.report(lines).splitlines()},
+        weak="As for the claim on staleness.",
+        not_claimed="That centering helps where explorers and trainer compute alike.",
+    ),
+    "guarantees": Claim(
+        says="The bound on staleness that is printed before a run holds in it; with exact pulls a"
+        " seed gives the same bits over any transfer; killed processes change neither.",
+        artifact="docs/evidence/guarantees.jsonl",
+        digest="",
+        commit="",
+        command="python benchmarks/guarantees.py --results={artifact}",
+        runs="45 runs: five modes, up to three transfers, with and without kills, seeds 61 to 63",
+        table=guarantees.table,
+        quotes=lambda lines: {},
+        weak="Forty steps of a tiny model on one machine; kills come every 25 seconds or so. Runs of"
+        " hours are in docs/reliability.md, without an artifact.",
+        not_claimed="The same bits on another machine, number of devices or version of JAX.",
+    ),
+    "simulated": Claim(
+        says="In simulated runs with crashes, lost messages and torn writes no rule is broken.",
+        artifact="docs/evidence/simulated_seeds.jsonl",
+        digest="",
+        commit="",
+        command="python benchmarks/simulated_seeds.py --results={artifact}",
+        runs="6,000 seeds in three ranges that no test uses",
+        table=simulated_seeds.table,
+        quotes=lambda lines: {},
+        weak="The simulator has our loops and a model of the network and the disks, not the real"
+        " ones; faults are of the kinds that it knows.",
+        not_claimed="That no run can break a rule.",
+    ),
+}
+"""The claims of README with artifacts, by name, in the order of EVIDENCE.md."""
+
+WITHOUT_ARTIFACT = {
+    "Models that fit one GPU": "Computed from shapes each time; `tests/benchmarks/test_cards.py`"
+    " compares README's table with what `python benchmarks/cards.py` prints. No such run was made"
+    " on a GPU.",
+    "One H200": "docs/accelerators.md has the table that `benchmarks/device.py` wrote; the file"
+    " itself was not kept. One card, one day.",
+    "Beside other projects": "docs/measured.md and docs/real_model.md have tables of runs whose"
+    " results were not kept; each names its command, versions and seeds.",
+    "Timelines": "Pictures of two runs of `configs/long_tail.py`, drawn by `launcher timeline`;"
+    " they illustrate who waits, and measure nothing.",
+    "Speed of the first command": "`.ci/run` runs it, and fails if the held-out accuracy ends below"
+    " 95 %; its seconds are those of the machine.",
+}
+"""Claims of README that rest on something else."""
