@@ -37,7 +37,7 @@ from rl_sync.workdir import Workdir
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "evidence" / "guarantees.jsonl"
 CONFIG = "tests/runs/quick.py"
-_KILL_EVERY_SECS = 25.0
+_KILL_EVERY_SECS = 12.0
 
 
 class Case(NamedTuple):

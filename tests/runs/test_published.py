@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 
@@ -11,7 +12,7 @@ from rl_sync.models.heads import HEAD
 from rl_sync.records.metrics import read_metrics
 from rl_sync.roles.assembly import wiring
 from rl_sync.roles.assembly.build import trainer_of
-from rl_sync.roles.assembly.parameters import parameters_of
+from rl_sync.roles.assembly.parameters import MergingPuller, parameters_of
 from rl_sync.transfers.checkpoint import CheckpointPuller
 from tests.models.meshes import layout
 from tests.runs.conftest import assert_same_bits, flags
@@ -65,3 +66,22 @@ def test_a_critic_stays_with_the_trainer_and_is_in_its_snapshots(runs):
     for metrics in steps:
         for name in ("value_loss", "value_mean", "critic_gradient_norm", "kl_coefficient"):
             assert np.isfinite(metrics[name]), name
+
+
+def test_an_explorer_in_turn_lets_go_of_its_weights_before_others_are_merged(runs, monkeypatch):
+    pull, counts = MergingPuller.pull, []
+
+    def counted(self, **wanted):
+        shape = self._base()["blocks"]["mlp"]["down"].shape if counts else None
+        held = [one for one in jax.live_arrays() if one.shape == shape and not one.is_deleted()]
+        counts.append(len(held))
+        return pull(self, **wanted)
+
+    monkeypatch.setattr(MergingPuller, "pull", counted)
+    runs.get(
+        *flags("synchronous", colocate=True, share_devices=True, steps=3),
+        *("--config.model.lora.rank=2", "--config.replay.backend=embedded"),
+        "--config.algorithm.kl_coefficient=0",
+    )
+    assert len(counts) == 3
+    assert set(counts[1:]) == {1}, "the base alone"
