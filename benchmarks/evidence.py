@@ -47,7 +47,7 @@ def page(root: Path = ROOT, claims: Mapping[str, Claim] = CLAIMS) -> str:
             "\n".join(
                 [
                     f"- *Command*: `{command}`, at {claim.commit}",
-                    f"- *Artifact*: [{claim.artifact}]({claim.artifact}), SHA-256 `{claim.digest}`",
+                    f"- *Artifact*: `{claim.artifact}`, SHA-256 `{claim.digest}`",
                     f"- *Runs*: {claim.runs}",
                     f"- *Peer*: {claim.peer}",
                     f"- *Weak points*: {claim.weak}",

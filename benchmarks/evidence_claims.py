@@ -159,8 +159,8 @@ CLAIMS = {
         runs="45 runs: five modes, up to three transfers, with and without kills, seeds 61 to 63",
         table=guarantees.table,
         quotes=lambda lines: {},
-        weak="Forty steps of a tiny model on one machine; kills come every 12 seconds or so. Runs of"
-        " hours are in docs/reliability.md, without an artifact.",
+        weak="Forty steps of a tiny model on one machine; kills come every 12 seconds or so."
+        " Runs of hours are in docs/reliability.md, without an artifact.",
         not_claimed="The same bits on another machine, number of devices or version of JAX.",
     ),
     "simulated": Claim(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ def main() -> None:
     parser.add_argument("--ranges", default=RANGES)
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
+    logging.disable(logging.ERROR)  # Each fault of a simulated run logs what it does.
     arguments.results.parent.mkdir(parents=True, exist_ok=True)
     writer = JsonLinesWriter(arguments.results)
     known = {(line["first"], line["seeds"]) for line in read_json_lines(arguments.results)}

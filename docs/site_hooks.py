@@ -20,7 +20,7 @@ import rl_sync
 
 ROOT = Path(__file__).resolve().parents[1]
 FROM_ROOT = {"README.md": "index.md"} | {
-    name: name for name in ("BUILD.md", "CONTRIBUTING.md", "CHANGELOG.md")
+    name: name for name in ("BUILD.md", "EVIDENCE.md", "CONTRIBUTING.md", "CHANGELOG.md")
 }
 REFERENCE = "reference.md"
 # Code is found first, so that brackets in it are no links: blocks, indented blocks, and in a line.

@@ -182,6 +182,31 @@ CASES = (
         ],
         needs="shaped networks",
     ),
+    Case("benchmarks/evidence.py --check", lines=["# claims: as recorded."]),
+    Case(
+        "benchmarks/guarantees.py --cases=0,4 --seeds=1 --steps=3 --results={out}/guarantees.jsonl",
+        [
+            Table(
+                "mode | runs | transfers | processes killed | bound | greatest staleness"
+                " | digests of a seed | faults in records",
+                ("`synchronous`", "`one_step_off_policy`"),
+                same={
+                    ("`one_step_off_policy`", "greatest staleness"): "1",
+                    ("`synchronous`", "faults in records"): "0",
+                },
+            )
+        ],
+    ),
+    Case(
+        "benchmarks/simulated_seeds.py --ranges=51000000:3 --results={out}/simulated.jsonl",
+        [
+            Table(
+                "seeds | events | deaths of processes | runs that broke a rule",
+                ("51,000,000 to 51,000,002",),
+                same={("51,000,000 to 51,000,002", "runs that broke a rule"): "0"},
+            )
+        ],
+    ),
     Case(
         f"benchmarks/evaluations.py {QUICK} --steps=4 --every=2 --seeds=1"
         " --also=replay.backend=embedded",

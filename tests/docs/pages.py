@@ -12,7 +12,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = {"settings.md", "metrics.md"}
 PAGES = [
-    *(ROOT / name for name in ("README.md", "BUILD.md", "CONTRIBUTING.md")),
+    *(ROOT / name for name in ("README.md", "BUILD.md", "CONTRIBUTING.md", "EVIDENCE.md")),
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name not in GENERATED),
 ]
 
