@@ -19,6 +19,15 @@ from rl_sync.role_names import MASTER, TRAINER, is_explorer, role_order
 Interval = tuple[float, float]
 Name = TypeVar("Name", bound=Hashable)
 
+COMPUTING_KINDS = SYNC_KINDS | {
+    SpanKind.ROLLOUT,
+    SpanKind.TRAIN,
+    SpanKind.TRAIN_AGAIN,
+    SpanKind.EVALUATION,
+    SpanKind.COMPILE,
+}
+"""Kinds of spans in which devices compute, or weights move."""
+
 WORK_KINDS = frozenset(SpanKind) - SYNC_KINDS - {SpanKind.WAIT}
 
 
@@ -69,6 +78,7 @@ class RunSummary:
       carried_over: number of unfinished groups that a rollout left to the next one.
       trainer_steps: the number of train steps.
       mean_staleness, max_staleness: over trained groups, in trainer steps; None without groups.
+      idle_secs: seconds in which no role computes or moves weights, so that all devices are idle.
       evaluating_secs: part of the rollouts in which they stood still for an explorer's evaluation.
       lost: time that the phase lost when roles died.
       drafted_tokens, accepted_tokens: numbers of tokens that were drafted in the rollouts, and of
@@ -87,6 +97,7 @@ class RunSummary:
     trainer_steps: int
     mean_staleness: float | None
     max_staleness: int | None
+    idle_secs: float = 0.0
     evaluating_secs: float = 0.0
     lost: LostTime = dataclasses.field(default_factory=LostTime)
     drafted_tokens: int = 0
@@ -276,6 +287,7 @@ def summarize(spans: Iterable[Span], restarts: Iterable[Restart] = ()) -> RunSum
         trainer_steps=len(trains),
         mean_staleness=sum(ages) / len(ages) if ages else None,
         max_staleness=max(ages) if ages else None,
+        idle_secs=end_secs - start_secs - union_secs(of_kind(phase, *COMPUTING_KINDS)),
         evaluating_secs=sum(
             span.attributes.get("evaluating_secs", 0.0)
             for span in rollouts
@@ -296,7 +308,8 @@ def describe(summary: RunSummary) -> list[str]:
     """Writes the summary as lines for a terminal."""
     lines = [
         f"RL phase {summary.wall_secs:.1f} s: rollouts {summary.rollout_secs:.1f} s, training"
-        f" {summary.train_secs:.1f} s, both at once {summary.overlap_secs:.1f} s",
+        f" {summary.train_secs:.1f} s, both at once {summary.overlap_secs:.1f} s, all devices"
+        f" idle {summary.idle_secs:.1f} s ({summary.idle_secs / summary.wall_secs:.0%})",
         f"throughput: {summary.rollout_tokens_per_sec:,.0f} tokens/s generated,"
         f" {summary.trained_tokens_per_sec:,.0f} tokens/s trained on",
     ]

@@ -76,7 +76,22 @@ def test_a_hand_made_run_sums_up_as_by_hand():
     assert (trainer.busy_secs, trainer.sync_secs, trainer.idle_secs) == (4.0, 1.0, 5.0)
     assert trainer.idle_share == summary.trainer_idle_share == 0.5
     assert summary.ideal_ratio == 0.6
+    assert summary.idle_secs == 0.0
     assert (summary.mean_staleness, summary.max_staleness) == (0.25, 1)
+
+
+def test_devices_are_idle_while_the_master_judges_and_no_role_computes():
+    spans = [
+        _span(0, 4, step=1, version=0, tokens=10, leases=[0]),
+        _span(4, 7, SpanKind.SCORE, "master"),
+        _span(3, 7, SpanKind.WAIT, "trainer", reason="experiences"),
+        _span(7, 8, SpanKind.TRAIN, "trainer", step=1, leases=[0], versions=[0], tokens=5),
+        _span(8.5, 9, SpanKind.SYNC_COLLECTIVE, "trainer", version=1),
+        _span(9, 10, SpanKind.TRAIN, "trainer", step=2, leases=[0], versions=[0], tokens=5),
+    ]
+    summary = summarize(spans)
+    assert summary.idle_secs == 3.5
+    assert describe(summary)[0].endswith(", all devices idle 3.5 s (35%)")
 
 
 def test_a_wait_beside_work_or_a_transfer_of_the_same_role_does_not_count():
