@@ -102,6 +102,7 @@ class RolloutSettings:
         "Maximum number of tokens that a step drafts for a sequence (`rollout.speculation`).",
         unit="tokens",
         least=1,
+        greatest=64,
         free="always",
     )
     draft_bytes: int = setting(
