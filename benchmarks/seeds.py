@@ -7,7 +7,8 @@
 
 Runs the launcher once for each seed and mode, one run at a time, and adds a line to the results. A
 run that has a line is not repeated, so the command can be stopped at any time, and resumes where it
-was. `custom:4:0` is sync.mode=custom with interval 4 and offset 0.
+was. `custom:4:0` is sync.mode=custom with interval 4 and offset 0, and `asynchronous:8` has
+sync.max_staleness=8.
 
 Held-out accuracy is measured every few trainer steps (`--every`), inside the run. At the end, or
 with `--report`, the command prints a table of the least, the median and the greatest of each mode.
@@ -50,7 +51,14 @@ _COLOURS = ("#3F5F7F", "#57A773", "#D9383A", "#8E4EC6", "#E0A030", "#808080")
 
 
 class Case(NamedTuple):
-    """One run; `mode` is a mode, or custom:INTERVAL:OFFSET; `settings` are SETTING=VALUE."""
+    """One run.
+
+    Attributes:
+      config: the config file.
+      mode: a mode, custom:INTERVAL:OFFSET, or MODE:BOUND with `sync.max_staleness`.
+      seed: the run's seed.
+      settings: other settings, as SETTING=VALUE.
+    """
 
     config: str
     mode: str
@@ -61,7 +69,8 @@ class Case(NamedTuple):
         """Returns the command line of the run, without its work directory."""
         mode, *numbers = self.mode.split(":")
         flags = [f"--config={self.config}", f"--config.sync.mode={mode}"]
-        for name, number in zip(("interval", "offset"), numbers, strict=False):
+        names = ("interval", "offset") if mode == "custom" else ("max_staleness",)
+        for name, number in zip(names, numbers, strict=False):
             flags.append(f"--config.sync.{name}={number}")
         return [*flags, f"--config.seed={self.seed}", *(f"--config.{one}" for one in self.settings)]
 

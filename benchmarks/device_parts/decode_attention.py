@@ -148,7 +148,8 @@ def _inputs(shape: Shape, small: bool) -> tuple[NewTokens, HeldTokens, float]:
         jnp.int32(1),
         jnp.int32(shape.window or shape.slots),
     )
-    held = HeldTokens(*(jax.random.normal(key, size, jnp.bfloat16) for key in keys[1:]), table)
+    drawn = [jax.random.normal(key, size, jnp.bfloat16) for key in keys[1:]]
+    held = HeldTokens(drawn[0], drawn[1], table)
     return new, held, H**-0.5
 
 

@@ -1,11 +1,14 @@
-"""Stand-ins of both simulations for what a trainer computes, and for what it reads."""
+"""Stand-ins of both simulations for what a trainer computes and reads, and for an engine."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from rl_sync.rollout.stats import Stats
 
 
 class LaterNumber:
@@ -83,3 +86,22 @@ def step_metrics(
     names = ("reward_mean", "skipped_updates", "skipped_at_end", "unjudged_updates")
     values |= dict.fromkeys(names, 0.0)
     return {name: LaterNumber(value, ready) for name, value in values.items()}
+
+
+@dataclasses.dataclass
+class CountingEngine:
+    """An engine of an explorer's loop, which counts and holds nothing; see `RolloutEngine`.
+
+    Attributes:
+      stats: counts of the simulated work.
+      version: version of the weights; −1 for none.
+    """
+
+    stats: Stats = dataclasses.field(default_factory=Stats)
+    version: int = -1
+
+    def rest(self) -> None:
+        """Has no cache to give back."""
+
+    def unload(self) -> None:
+        """Has no weights to let go of."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -31,6 +30,7 @@ from rl_sync.simulation.faults.simulated_groups import group_of, simulated
 from rl_sync.simulation.faults.trainer_process import FetchWeights
 from rl_sync.simulation.faults.virtual_process import VirtualProcess, VirtualSession
 from rl_sync.simulation.faults.weights_store import Offer, applied
+from rl_sync.simulation.stand_ins import CountingEngine
 from rl_sync.transfers.collective import CollectivePuller
 from rl_sync.types import CompletionProgress, Group, Lease, ReplyMark
 from rl_sync.weights.deltas.artifact import HeldVersion
@@ -182,7 +182,7 @@ class _GeneratingActor:
         run = process.world.run
         self.process, self.groups = process, run.groups
         self.in_parts = self.streams = run.style == "stream"
-        self.engine = types.SimpleNamespace(stats=Stats(), version=-1)
+        self.engine = CountingEngine()
         self.evaluations = _SlowEvaluations(process)
 
     def compile(self, params: None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ from rl_sync.rollout.stats import Stats
 from rl_sync.simulation.speed.simulated_site import SimulatedSite, TimedSession
 from rl_sync.simulation.speed.simulated_slots import SimulatedSlots
 from rl_sync.simulation.speed.timed_weights import puller_of
+from rl_sync.simulation.stand_ins import CountingEngine
 from rl_sync.types import CompletionProgress, Group, Lease
 
 _EVALUATION_PARTS = 16
@@ -89,7 +89,7 @@ class _DecodingActor:
         self._slots = SimulatedSlots(plan.settings.slots)
         self._rollouts, self._factor = 0, 1.0
         self.evaluations = _TimedEvaluations(site)
-        self.engine = types.SimpleNamespace(stats=Stats(), version=-1)
+        self.engine = CountingEngine()
 
     def compile(self, params: None) -> None:
         """Compiles nothing."""

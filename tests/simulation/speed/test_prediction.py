@@ -49,6 +49,18 @@ def test_the_figures_of_a_run_by_hand():
     assert (found.explorer_idle, found.trainer_idle) == (0.5, pytest.approx(0.8))
 
 
+def test_roles_that_take_turns_on_one_device_are_simulated():
+    plain = run_settings("synchronous")
+    shared = dataclasses.replace(plain.launch, colocate=True, share_devices=True)
+    lora = dataclasses.replace(plain.model.lora, rank=2)
+    model = dataclasses.replace(plain.model, lora=lora)
+    turns = dataclasses.replace(plain, launch=shared, model=model)
+    assert turns.takes_turns
+    assert turns.merges_in_place
+    work = work_with(lengths=UNEVEN)
+    assert len(trained(simulate(plan_of(turns), work))) == plain.trainer.steps
+
+
 def test_every_step_trains_on_a_batch_of_different_groups():
     for mode in ("synchronous", "one_step_off_policy", "asynchronous"):
         spans = simulate(plan_with(mode), work_with(lengths=UNEVEN))
