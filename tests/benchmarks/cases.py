@@ -422,6 +422,20 @@ CASES = (
         lines=["…/seeds.png"],
     ),
     Case(
+        "benchmarks/schedules.py --model={model} --seeds=400 --tasks=sums --trained=adapters"
+        " --schedules=asynchronous:2 --corrections=truncated --steps=2"
+        " --results={out}/schedules.jsonl",
+        [
+            Table(
+                "schedule | seeds | truncated | staleness | gap, nats | effective sample share"
+                " | RL phase, s",
+                ("`asynchronous:2`",),
+                same={("`asynchronous:2`", "seeds"): "1"},
+            )
+        ],
+        lines=["sums, adapters trained:"],
+    ),
+    Case(
         f"benchmarks/shaped_rewards.py {QUICK} --seeds=200 --cases='shaped, filter' --steps=1"
         " --set=trainer.groups_per_step=4 --set=trainer.group_size=2"
         " --results={out}/shaped_rewards.jsonl",
