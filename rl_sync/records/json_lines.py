@@ -61,6 +61,11 @@ def plain(value: object) -> Any:
     return plain(np.asarray(value).tolist())
 
 
+def encoded(record: Mapping[str, Any]) -> bytes:
+    """Encodes an object as a line of JSON, without the line break; see `plain`."""
+    return json.dumps(plain(record), separators=(",", ":"), allow_nan=False).encode()
+
+
 class JsonLinesWriter:
     """Appends objects to a file, from any thread; each becomes one whole line or nothing.
 
@@ -94,12 +99,7 @@ class JsonLinesWriter:
 
     def write_all(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Appends objects, at once; raises what `write` raises."""
-        self.write_encoded(
-            [
-                json.dumps(plain(record), separators=(",", ":"), allow_nan=False).encode()
-                for record in records
-            ]
-        )
+        self.write_encoded([*map(encoded, records)])
 
     def write_encoded(self, lines: Sequence[bytes]) -> int:
         """Appends already encoded objects, without line breaks, at once.

@@ -4,7 +4,8 @@ import pytest
 import regex
 
 from rl_sync.records.flow import Flow
-from rl_sync.records.rollouts.rollout_records import RolloutFilter, part_name
+from rl_sync.records.rollouts.record_parts import part_name
+from rl_sync.records.rollouts.rollout_records import RolloutFilter
 from rl_sync.records.run_records import open_runs
 from rl_sync.workdir import Workdir
 from tests.page.small_run import append, ledger, metrics, rollout, write_run, write_step
@@ -114,7 +115,7 @@ def test_completions_are_filtered_and_sorted(run, selection, order, found):
 
 
 def test_unjudged_completions_come_last_and_fit_no_bound(run, tmp_path):
-    path = Workdir(tmp_path / "run").rollouts / part_name(1)
+    path = Workdir(tmp_path / "run").rollouts / part_name("step", 1)
     append(path, rollout(5, 10, reward=None))
     run.refresh()
     for order in ("reward", "-reward"):
@@ -125,7 +126,7 @@ def test_unjudged_completions_come_last_and_fit_no_bound(run, tmp_path):
 def test_records_that_a_resumed_run_removed_are_forgotten(run, tmp_path):
     folder = Workdir(tmp_path / "run").rollouts
     (row, *_) = run.rollouts.find(RolloutFilter()).rows
-    (folder / part_name(1)).write_bytes(b"")
+    (folder / part_name("step", 1)).write_bytes(b"")
     assert run.rollouts.whole(row) is None
     run.refresh()
     assert run.rollouts.count == 0
