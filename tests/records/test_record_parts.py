@@ -82,8 +82,11 @@ def test_a_record_of_the_bound_is_kept_and_a_larger_one_is_left_out(made, there,
     writer.write([_line(3), _line(4)])
     assert there() == [3, 4], "16 bytes take the place of all before"
     assert [one.first for one in gone()] == [1]
-    writer.write([_line(5)])
-    assert there() == [5]
+    writer.write([_line(5), _line(6)], number=9)
+    assert there() == [5, 6]
+    assert [one.first for one in gone()] == [1, 2, 3], "those that are together go together"
+    writer.write([_line(7)])
+    assert there() == [7]
 
 
 def test_a_reader_in_the_middle_of_a_part_that_goes_ends_there(made, there, tmp_path):

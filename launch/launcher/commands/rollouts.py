@@ -152,7 +152,8 @@ def _nothing(workdir: Workdir) -> int:
 def _alarms(workdir: Workdir) -> list[str]:
     """Returns the alarms of a run; none if it has no metrics yet."""
     run = RunRecords(workdir)
-    run.metrics.refresh()
+    while run.metrics.refresh():
+        pass
     return alarms.describe(run.periods, run.last_step)
 
 

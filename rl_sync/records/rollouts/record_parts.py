@@ -145,10 +145,16 @@ class RecordParts:
         Records of one call that are larger than the bound are dropped.
 
         Args:
-          number: number of the part, if these records begin one; None for the last one's plus 1.
+          number: number of the part, if these records begin one, and stay together; None for the
+            last one's plus 1, and for records that may be in several parts.
         """
         count = sum(map(len, lines)) + len(lines)
         if not count:
+            return
+        if number is None and len(lines) > 1 and count > self._part_bytes:
+            half = len(lines) // 2
+            self.write(lines[:half])
+            self.write(lines[half:])
             return
         if self._most_bytes and count > self._most_bytes:
             self.give_up(f"{count:,} bytes at once are more than all of them may take")
