@@ -170,8 +170,12 @@ class Workdir:
 
     @property
     def judgements(self) -> Path:
-        """Scores of completions, with their reasons."""
-        return self._at("judgements.jsonl")
+        """Scores of completions, with their reasons; see `rl_sync.scoring.judging`."""
+        return self._at("judgements")
+
+    def removed(self, folder: Path) -> Path:
+        """Notes on the parts of a folder that have gone; see `record_parts`, which writes them."""
+        return self._at("removed", f"{folder.name}.jsonl")
 
     @property
     def rollouts(self) -> Path:
@@ -228,7 +232,8 @@ class Workdir:
         state = (self.snapshots, self.memory, self.batches, self.weights, self.replay, self.journal)
         folders = (self.logs, self.spans, self.usage, self.tokens)
         records = (self.metrics, self.tensorboard, self.ledger, self.consumed, self.published)
-        others = (self.judgements, self.rollouts, self.backends, self.chaos)
+        removed = self._at("removed")
+        others = (self.judgements, self.rollouts, removed, self.backends, self.chaos)
         events = (self.restarts, self.hosts, self.resumed)
         ends = (self.versions, self.outcome)
         return self.config, *state, *folders, *records, *others, *events, *ends

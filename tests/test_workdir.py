@@ -41,4 +41,4 @@ def test_a_new_attempt_leaves_what_is_the_users_own_and_what_was_moved_aside():
     workdir = Workdir("/runs/mine")
     kept = {workdir.lock, workdir.secret, workdir.earlier, *workdir.timeline, workdir.trace}
     assert not kept & set(workdir.of_attempt)
-    assert len(set(workdir.of_attempt)) == 25
+    assert len(set(workdir.of_attempt)) == 26

@@ -20,6 +20,7 @@ from rl_sync.records.rollouts.recorded_images import ShownImage, shown_images
 from rl_sync.records.rollouts.rollout_records import (
     Rollout,
     RolloutFilter,
+    describe_removed,
     groups_of,
     read_rollouts,
 )
@@ -229,6 +230,7 @@ def as_html(
         groups=groups,
         shown=len(some),
         count=len(rollouts),
+        gone=describe_removed(workdir),
         style=style("rl_sync.display", "notebook.css"),
     )
 

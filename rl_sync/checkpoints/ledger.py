@@ -15,6 +15,7 @@ from rl_sync.records.json_lines import (
     JsonLinesReader,
     JsonLinesWriter,
     JsonObject,
+    each_json_line,
     plain,
     read_json_lines,
 )
@@ -41,7 +42,7 @@ class Ledger:
           The first unused lease id.
         """
         first_free, lost = 0, dict[int, JsonObject]()
-        for line in read_json_lines(self._lines.path):
+        for line in each_json_line(self._lines.path):
             leases = {lease["lease_id"]: lease for lease in line.get("leases", ())}
             first_free = max([first_free, *(lease_id + 1 for lease_id in leases)])
             if line["event"] == "leased":
@@ -72,7 +73,7 @@ class Ledger:
         or may lack lines of its last events.
         """
         path, end = self._lines.path, start
-        late = [one for one in JsonLinesReader(path).read_all().lines if one.offset >= start]
+        late = JsonLinesReader(path, offset=start).read_all().lines
         expected = [plain(_line(record)) for record in records]
         known = 0
         for line, wanted in zip(late, expected, strict=False):

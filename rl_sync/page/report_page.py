@@ -22,7 +22,7 @@ from rl_sync.page import views
 from rl_sync.records.accuracy import MeasuredAccuracy
 from rl_sync.records.metric_catalog import EVALUATION, RL
 from rl_sync.records.rollouts.recorded_images import ShownImage
-from rl_sync.records.rollouts.rollout_records import Rollout
+from rl_sync.records.rollouts.rollout_records import Rollout, describe_removed
 from rl_sync.records.run_outcome import read_versions
 from rl_sync.records.run_records import RunRecords
 
@@ -88,6 +88,7 @@ def render(run: RunRecords, changes: Sequence[tuple[str, str]] | None, plan: str
         "account": run.tokens,
         "devices": run.device_time,
         "examples": list(_examples(run)),
+        "gone": describe_removed(run.workdir),
         "versions": read_versions(run.workdir),
         "style": style("rl_sync.page", "page.css", "report.css"),
         "now": time.time(),

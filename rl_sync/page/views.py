@@ -21,7 +21,7 @@ from rl_sync.records.json_lines import is_inside
 from rl_sync.records.metric_catalog import EVALUATION, LINE_FIELDS, METRICS, RL, SFT, find
 from rl_sync.records.metrics import as_number
 from rl_sync.records.rollouts.rollout_index import TableRow
-from rl_sync.records.rollouts.rollout_records import Rollout, RolloutFilter
+from rl_sync.records.rollouts.rollout_records import Rollout, RolloutFilter, describe_removed
 from rl_sync.records.run_outcome import read_versions
 from rl_sync.records.run_records import RunRecords
 from rl_sync.setting import flat
@@ -295,6 +295,7 @@ def table(run: RunRecords, query: Query, page: int) -> TemplateValues:
         "count": len(found.rows),
         "all": run.rollouts.count,
         "is_cut": found.is_cut,
+        "gone": describe_removed(run.workdir),
         "page": page,
         "pages": pages,
     }
@@ -318,4 +319,5 @@ def _whole(run: RunRecords, rollouts: list[Rollout], count: int) -> TemplateValu
         "first": rollouts[0] if rollouts else None,
         "images": run.images_of(rollouts[0]) if rollouts else [],
         "count": count,
+        "gone": describe_removed(run.workdir),
     }

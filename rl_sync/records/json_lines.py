@@ -23,8 +23,11 @@ from rl_sync.isolation.machine_limits import way_out
 JsonObject = dict[str, Any]
 """An object of JSON: a line of a run's records, or a part of one."""
 
-MOST_BYTES = 32 << 20
-"""Maximum number of bytes of one reading, unless a single line is longer."""
+MOST_BYTES = 256 << 10
+"""Maximum number of bytes of one reading, unless a single line is longer.
+
+Objects of JSON take ten times the memory of their text.
+"""
 
 _BLOCK_BYTES = 65536
 _SEAL_BYTES = 64
@@ -61,6 +64,11 @@ def plain(value: object) -> Any:
     return plain(np.asarray(value).tolist())
 
 
+def encoded(record: Mapping[str, Any]) -> bytes:
+    """Encodes an object as a line of JSON, without the line break; see `plain`."""
+    return json.dumps(plain(record), separators=(",", ":"), allow_nan=False).encode()
+
+
 class JsonLinesWriter:
     """Appends objects to a file, from any thread; each becomes one whole line or nothing.
 
@@ -94,12 +102,7 @@ class JsonLinesWriter:
 
     def write_all(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Appends objects, at once; raises what `write` raises."""
-        self.write_encoded(
-            [
-                json.dumps(plain(record), separators=(",", ":"), allow_nan=False).encode()
-                for record in records
-            ]
-        )
+        self.write_encoded([*map(encoded, records)])
 
     def write_encoded(self, lines: Sequence[bytes]) -> int:
         """Appends already encoded objects, without line breaks, at once.
@@ -196,11 +199,12 @@ class JsonLinesReader:
       path: the file; it need not exist yet.
       root: directory that the file must lie in. A path that leads out of it, as by a symbolic
         link, is treated like a file that does not exist. None allows any path.
+      offset: bytes to leave out, up to the end of a line.
     """
 
-    def __init__(self, path: str | os.PathLike[str], root: Path | None = None):
+    def __init__(self, path: str | os.PathLike[str], root: Path | None = None, *, offset: int = 0):
         self._path, self._root = Path(path), root
-        self._offset = self._number = 0
+        self._offset, self._number = offset, 0
         self._inode: int | None = None
         self._seal = b""
 
@@ -213,12 +217,16 @@ class JsonLinesReader:
             self._begin(None)
             return NewLines([], 0, was_read, [])
 
-    def read_all(self) -> NewLines:
-        """Returns all lines from here on.
+    def read_strictly(self, most_bytes: int = MOST_BYTES) -> NewLines:
+        """Returns what `read` returns.
 
         Raises:
           OSError: the file cannot be read.
         """
+        return self._read(most_bytes)
+
+    def read_all(self) -> NewLines:
+        """Returns all lines from here on; raises what `read_strictly` raises."""
         return self._read(_ALL)
 
     def _read(self, most_bytes: int) -> NewLines:
@@ -293,7 +301,14 @@ def is_inside(path: Path, root: Path) -> bool:
 
 
 def read_json_lines(path: str | os.PathLike[str], *, strict: bool = True) -> list[JsonObject]:
-    """Reads all whole lines; an unfinished last line of a killed writer is left out.
+    """Reads all whole lines; see `each_json_line`."""
+    return [*each_json_line(path, strict=strict)]
+
+
+def each_json_line(path: str | os.PathLike[str], *, strict: bool = True) -> Iterator[JsonObject]:
+    """Yields all whole lines, of which few are in memory at once.
+
+    An unfinished last line of a killed writer is left out.
 
     Args:
       strict: whether a broken line in the middle is an error. If not, such lines are left out, and
@@ -303,12 +318,15 @@ def read_json_lines(path: str | os.PathLike[str], *, strict: bool = True) -> lis
       FileNotFoundError: there is no such file.
       ValueError: a line in the middle is not a JSON object; the message gives its number.
     """
-    news = JsonLinesReader(path).read_all()
-    if news.broken and strict:
-        number, why = news.broken[0]
-        raise ValueError(f"{path}, line {number} is not a JSON object: {why}")
-    warn_of_broken(path, news.broken)
-    return [line.record for line in news.lines]
+    reader, broken = JsonLinesReader(path), list[tuple[int, str]]()
+    while (news := reader.read_strictly()).size:
+        broken += news.broken
+        if broken and strict:
+            number, why = broken[0]
+            raise ValueError(f"{path}, line {number} is not a JSON object: {why}")
+        for line in news.lines:
+            yield line.record
+    warn_of_broken(path, broken)
 
 
 def warn_of_broken(path: str | os.PathLike[str], broken: Sequence[tuple[int, str]]) -> None:

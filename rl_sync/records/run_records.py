@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rl_sync import schedule as schedules
 from rl_sync.records import alarms
 from rl_sync.records.accuracy import MeasuredAccuracy
@@ -31,7 +33,7 @@ from rl_sync.records.span_reader import SpanLines
 from rl_sync.records.spans import Span
 from rl_sync.records.summary import RunSummary, summarize
 from rl_sync.records.tokens.device_time import DeviceTime, device_secs
-from rl_sync.records.tokens.token_account import TokenAccount, account
+from rl_sync.records.tokens.token_account import GroupColumns, TokenAccount, account_of
 from rl_sync.records.tokens.token_lives import TokenLives
 from rl_sync.records.usage import MachineUse
 from rl_sync.workdir import Workdir
@@ -40,6 +42,7 @@ LIVE, SILENT = "live", "silent"
 """States of a run that has not ended: it has written recently, or not."""
 
 _SILENT_SECS = 120.0
+_MOST_NEW_BYTES = 32 << 20
 
 
 class RunRecords:
@@ -50,6 +53,7 @@ class RunRecords:
     Args:
       workdir: the directory.
       name: name for display; None for the directory's name.
+      whole_spans: see `SpanLines`.
 
     Attributes:
       metrics, spans, flow, usage, token_lives, rollouts: the records that were read so far.
@@ -57,12 +61,14 @@ class RunRecords:
       until: last trainer step whose metrics and accuracy count; None for the last of the run.
     """
 
-    def __init__(self, workdir: str | os.PathLike[str], name: str | None = None):
+    def __init__(
+        self, workdir: str | os.PathLike[str], name: str | None = None, *, whole_spans: bool = True
+    ):
         root = Path(os.path.abspath(workdir))
         self.workdir, self.name = Workdir(root), root.name if name is None else name
         self._root, self._lock = root, threading.Lock()
         self.metrics = MetricLines(root, root)
-        self.spans = SpanLines(root, root)
+        self.spans = SpanLines(root, root, whole=whole_spans)
         self.flow = Flow(root, root)
         self.usage = MachineUse(root, root)
         self.token_lives = TokenLives(root, root)
@@ -83,10 +89,16 @@ class RunRecords:
         Returns:
           The number of bytes that were read.
         """
+        files = (self.restart_lines, self.metrics, self.spans, self.flow, self.usage)
+        reads = [one.refresh for one in (*files, self.token_lives)]
+        size = 0
         with self._lock:
-            small = (self.restart_lines, self.metrics, self.spans, self.flow, self.usage)
-            size = sum(one.refresh() for one in (*small, self.token_lives))
-            return size + (self.rollouts.refresh() if rollouts else 0)
+            for read in [*reads, self.rollouts.refresh] if rollouts else reads:
+                left = _MOST_NEW_BYTES
+                while left > 0 and (more := read()):
+                    left -= more
+                size += _MOST_NEW_BYTES - left
+        return size
 
     def read(self, *, rollouts: bool = True) -> None:
         """Reads all present records; see `refresh`."""
@@ -299,13 +311,23 @@ class RunRecords:
 
     @property
     def tokens(self) -> TokenAccount:
-        """The account of the generated tokens; see `account`."""
-        uses: dict[int, list[int]] = {}
-        for of_step in self.flow.trained_tokens.values():
-            for lease, tokens in of_step.items():
-                uses.setdefault(lease, []).append(tokens)
-        told = self.token_lives
-        return account(told.lives, told.groups, self.flow.fates, uses, self.outcome is not None)
+        """The account of the generated tokens; see `account_of`."""
+        told, flow = self.token_lives, self.flow
+        sampled, fate = told.sampled.rows, flow.fate.of(np.arange(len(told.sampled.rows)))
+        trained = [*flow.trained_tokens.values()]
+        none = np.zeros(0, np.int64)
+        used = np.concatenate([none, *(np.array(one.leases) for one in trained)])
+        tokens = np.concatenate([none, *(np.array(one.tokens) for one in trained)])
+        is_whole = told.sampled.of(used) >= 0
+        columns = GroupColumns(
+            sampled=sampled,
+            greedy=told.greedy.rows,
+            fate=np.where(sampled >= 0, fate, -1),
+            fates=flow.fates,
+            used=used[is_whole],
+            used_tokens=tokens[is_whole],
+        )
+        return account_of(told.lives, columns, self.outcome is not None)
 
     @property
     def device_time(self) -> DeviceTime:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from rl_sync.records.json_lines import FileLine, JsonLinesFolder, warn_of_broken
 from rl_sync.records.resumption import RESUMED_AT, SFT
 from rl_sync.records.spans import Span, SpanKind
+from rl_sync.records.summary import summed_up
 from rl_sync.workdir import Workdir
 
 
@@ -19,6 +20,8 @@ class SpanLines:
     Args:
       workdir: the run's directory.
       root: see `JsonLinesReader`.
+      whole: whether spans keep all their attributes. If not, they have only those that
+        `rl_sync.records.summary` reads, which takes a small part of the memory.
 
     Attributes:
       by_role: spans of each role, ordered by their ends, at their real times. If a run was
@@ -26,8 +29,11 @@ class SpanLines:
       wrong: a sentence about the first line that is not a span; None if there is none.
     """
 
-    def __init__(self, workdir: str | os.PathLike[str], root: Path | None = None):
+    def __init__(
+        self, workdir: str | os.PathLike[str], root: Path | None = None, *, whole: bool = True
+    ):
         self._folder = JsonLinesFolder(Workdir(workdir).spans, root)
+        self._whole = whole
         self._seams: dict[str, list[_Seam]] = {}
         self._joined: list[Span] | None = None
         self._away: list[tuple[float, float]] | None = None
@@ -57,7 +63,8 @@ class SpanLines:
                 seam = _Seam(record[RESUMED_AT], record.get(SFT), last, record["began"])
                 self._seams.setdefault(path.stem, []).append(seam)
             else:
-                spans.append(Span.from_json(record))
+                span = Span.from_json(record)
+                spans.append(span if self._whole else summed_up(span))
         except (KeyError, ValueError, TypeError) as error:
             self.wrong = self.wrong or f"{path}, line {line.number} is not a span: {error!r}"
 

@@ -9,13 +9,17 @@ from __future__ import annotations
 import bisect
 import collections
 import dataclasses
+from array import array
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
+from rl_sync.records.json_lines import JsonObject
 from rl_sync.records.outages import LostTime, Restart, lost_time
 from rl_sync.records.spans import SYNC_KINDS, Span, SpanKind
+from rl_sync.records.tokens.lease_columns import LeaseColumn
 from rl_sync.role_names import MASTER, TRAINER, is_explorer, role_order
 
+_UNKNOWN = -1
 Interval = tuple[float, float]
 Name = TypeVar("Name", bound=Hashable)
 
@@ -27,6 +31,10 @@ COMPUTING_KINDS = SYNC_KINDS | {
     SpanKind.COMPILE,
 }
 """Kinds of spans in which devices compute, or weights move."""
+
+_OF_ENGINES = ("drafted_tokens", "accepted_tokens")
+_SUMMED_UP = ("step", "version", "versions", "tokens", "carried_over", "evaluating_secs", "reason")
+"""Attributes of spans that a summary reads, besides leases and counts of engines."""
 
 WORK_KINDS = frozenset(SpanKind) - SYNC_KINDS - {SpanKind.WAIT}
 
@@ -233,21 +241,35 @@ def staleness(spans: Iterable[Span]) -> list[int]:
     a rollout), or if no rollout is known.
     """
     spans = list(spans)
-    versions = {
-        lease: rollout.version
-        for rollout in of_kind(spans, SpanKind.ROLLOUT)
-        for lease in rollout.leases
-        if rollout.version is not None
-    }
-    found = []
+    versions = LeaseColumn(_UNKNOWN)
+    for rollout in of_kind(spans, SpanKind.ROLLOUT):
+        if (version := rollout.version) is not None:
+            for lease in versions.room(rollout.leases):
+                versions.values[lease] = version
+    found, known = list[int](), len(versions.values)
     for train in of_kind(spans, SpanKind.TRAIN):
-        if train.step is None:
+        if (step := train.step) is None:
             continue
-        batch = [versions[lease] for lease in train.leases if lease in versions]
+        batch = [versions.values[lease] for lease in train.leases if 0 <= lease < known]
+        batch = [version for version in batch if version != _UNKNOWN]
         recorded = train.attributes.get("versions") or []
         missing = [version for version in recorded if not batch or version < min(batch)]
-        found += [train.step - 1 - version for version in (*batch, *missing)]
+        found += [step - 1 - version for version in (*batch, *missing)]
     return found
+
+
+def summed_up(span: Span) -> Span:
+    """Returns a span with only the attributes that a summary reads.
+
+    Leases, of which a run has very many, are left only to rollouts and train steps.
+    """
+    old = span.attributes
+    new: JsonObject = {name: old[name] for name in _SUMMED_UP if name in old}
+    if span.kind in (SpanKind.ROLLOUT, SpanKind.TRAIN) and "leases" in old:
+        new["leases"] = array("q", old["leases"])
+    if engine := old.get("engine"):
+        new["engine"] = {name: engine[name] for name in _OF_ENGINES if name in engine}
+    return dataclasses.replace(span, attributes=new)
 
 
 def summarize(spans: Iterable[Span], restarts: Iterable[Restart] = ()) -> RunSummary:
@@ -294,8 +316,8 @@ def summarize(spans: Iterable[Span], restarts: Iterable[Restart] = ()) -> RunSum
             if is_explorer(span.role)
         ),
         lost=lost_time(restarts, spans, start_secs, end_secs),
-        drafted_tokens=_of_engines(rollouts, "drafted_tokens"),
-        accepted_tokens=_of_engines(rollouts, "accepted_tokens"),
+        drafted_tokens=_of_engines(rollouts, _OF_ENGINES[0]),
+        accepted_tokens=_of_engines(rollouts, _OF_ENGINES[1]),
     )
 
 

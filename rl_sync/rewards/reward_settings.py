@@ -76,7 +76,7 @@ class RewardSettings:
     )
     record: str = setting(
         "all",
-        "Judgements that are written to judgements.jsonl in the work directory.",
+        "Judgements that are written to judgements/ in the work directory.",
         choices=RECORDS,
         free="always",
     )

@@ -16,7 +16,8 @@ from rl_sync.ending import REASONS, Ending
 from rl_sync.isolation.codec import Records
 from rl_sync.messages.scoring_calls import CompletionToScore, Judgements, ScoredCompletion
 from rl_sync.records.alarms import UNPRINTABLE
-from rl_sync.records.json_lines import JsonLinesWriter
+from rl_sync.records.json_lines import encoded
+from rl_sync.records.rollouts.record_parts import RecordParts
 from rl_sync.records.spans import SpanKind, SpanRecorder
 from rl_sync.rewards.judgement import Completion, Judgement
 from rl_sync.rewards.reward_catalog import BY_SET
@@ -114,6 +115,7 @@ class MasterScoring:
       success: measure of a group's success.
       noted: called with the verdicts of groups once they are known; None if not needed.
       parts: the labels of the parts whose scores groups have; empty for none.
+      most_bytes: size of the records of judgements beyond which the oldest go; 0 for no bound.
     """
 
     def __init__(
@@ -129,13 +131,16 @@ class MasterScoring:
         success: Success | None = None,
         noted: Callable[[Verdicts], None] | None = None,
         parts: Sequence[str] = (),
+        most_bytes: int = 0,
     ) -> None:
         self._task, self._judge, self._terms, self._parts = task, judge, terms, parts
         self._noted = noted
         self._scored, self._success = scored, success or Success()
         self._spans = spans
         self._settings, self._fail = settings, fail
-        self._records = JsonLinesWriter(workdir.judgements, vital=False)
+        folder = workdir.judgements
+        self._records = RecordParts(folder, workdir.removed(folder), "part", most_bytes)
+        self._records.begin()
         self._lock = threading.Lock()
         self._window: collections.deque[_Seen] = collections.deque(maxlen=_WINDOW)
         self._examples: collections.deque[str] = collections.deque(maxlen=_EXAMPLES)
@@ -322,10 +327,12 @@ class MasterScoring:
     def _write(self, items: Sequence[CompletionToScore], judged: Sequence[Judgement]) -> None:
         """Records judgements, in the background."""
         record = self._settings.record
-        self._records.write_all(
-            _record(item, one)
-            for item, one in zip(items, judged, strict=True)
-            if record == "all" or (record == "unjudged" and not one.is_known)
+        self._records.write(
+            [
+                encoded(_record(item, one))
+                for item, one in zip(items, judged, strict=True)
+                if record == "all" or (record == "unjudged" and not one.is_known)
+            ]
         )
 
     def _limit(self) -> None:

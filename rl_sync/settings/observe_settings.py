@@ -24,6 +24,13 @@ class ObserveSettings:
         unit="bytes",
         least=0,
     )
+    completions_mib: int = setting(
+        2048,
+        "Size of all records of completions together: half for rollouts/, half for judgements/."
+        " Beyond it the oldest parts go. 0 for no bound.",
+        unit="MiB",
+        least=0,
+    )
     image_bytes: int = setting(
         64 << 20,
         "Size up to which images of recorded prompts are stored, each once and at most 512 pixels"
@@ -90,6 +97,11 @@ class ObserveSettings:
 
     def __post_init__(self) -> None:
         check(self, "observe")
+
+    @property
+    def most_bytes_of_each(self) -> int:
+        """Maximum size of the records of one kind, in bytes; 0 for no bound."""
+        return (self.completions_mib << 20) // 2
 
     @property
     def chosen_backends(self) -> list[str]:

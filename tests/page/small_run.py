@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_sync.records.json_lines import JsonLinesWriter
-from rl_sync.records.rollouts.rollout_records import part_name
+from rl_sync.records.rollouts.record_parts import part_name
 from rl_sync.workdir import Workdir
 from tests.records.simulated_runs import START_SECS, simulate, write_spans
 
@@ -89,7 +89,7 @@ def write_step(path: Path, step: int, **more: Any) -> None:
     ]
     append(at.consumed, {"step": step, "groups": groups})
     append(
-        at.rollouts / part_name(1),
+        at.rollouts / part_name("step", 1),
         *(rollout(step, lease, sample, **more) for lease in leases for sample in (0, 1)),
     )
 

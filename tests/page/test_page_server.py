@@ -345,3 +345,14 @@ def test_the_share_of_time_that_counts_is_shown_once_a_role_was_started_again(tm
     assert 0 < run.lost.effective_share < 1
     assert f"<dd>{100 * run.lost.effective_share:.1f} %</dd>" in shown
     assert "1 restart lost" in shown
+
+
+def test_views_of_completions_say_which_have_gone(tmp_path):
+    at = Workdir(write_run(tmp_path / "run", steps=4))
+    client = client_of(at.path)
+    line = {"part": "step-00000001.jsonl", "first": 1, "last": 3, "bytes": 5}
+    assert "no longer there" not in client.get("/rollouts").text
+    append(at.removed(at.rollouts), line)
+    for address in ("/rollouts", "/prompt?prompt=4", "/group?step=99&lease=4"):
+        said = client.get(address).text
+        assert "The completions of steps 1 to 3 are no longer there" in said, address

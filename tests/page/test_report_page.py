@@ -313,3 +313,12 @@ def test_the_time_that_restarts_cost_is_told_if_there_were_any(workdir):
     run.read()
     told = f"effective {run.summary.lost.effective_share:.1%} of the time led to steps that count;"
     assert f"{told} 2 restarts lost" in _text(_page(workdir))
+
+
+def test_a_report_says_which_completions_have_gone(workdir):
+    at = Workdir(workdir)
+    assert "no longer there" not in _page(workdir)
+    line = {"part": "step-00000001.jsonl", "first": 1, "last": 3, "bytes": 5}
+    append(at.removed(at.rollouts), line)
+    gone = "The completions of steps 1 to 3 are no longer there"
+    assert gone in _text(_page(workdir))

@@ -16,6 +16,7 @@ from rl_sync.records.rollouts.rollout_parts import RolloutParts
 from rl_sync.records.rollouts.rollout_records import (
     Rollout,
     RolloutFilter,
+    describe_removed,
     digest,
     groups_of,
     parts,
@@ -73,6 +74,40 @@ def test_what_a_resumed_run_repeats_is_recorded_once(tmp_path, step):
     _recorded(tmp_path, *range(step + 1, 8), start=step)
     before = min(step, 6)
     assert _steps(tmp_path) == sorted([*range(1, before + 1), *range(step + 1, 8)] * 2)
+
+
+def test_a_run_goes_on_after_its_oldest_records_have_gone(tmp_path):
+    most_bytes = 3 * sum(len(line) + 1 for line in _lines(1))
+    writer = RolloutParts(tmp_path, most_bytes=most_bytes)
+    for step in range(1, 7):
+        writer.write(step, _lines(step))
+    assert _steps(tmp_path) == [4, 4, 5, 5, 6, 6]
+    assert "The completions of steps 1 to 3 are no longer" in describe_removed(tmp_path)
+    writer.close()
+    writer = RolloutParts(tmp_path, start=5, most_bytes=most_bytes)
+    writer.write(6, _lines(6, reward=1.0))
+    assert [(one.step, one.reward) for one in read_rollouts(tmp_path)][3:] == [
+        (5, None), (6, 1.0), (6, 1.0)
+    ]  # fmt: skip
+    assert writer.size_bytes == sum(part.path.stat().st_size for part in parts(tmp_path))
+    writer.close()
+    writer = RolloutParts(tmp_path, start=1, most_bytes=most_bytes)
+    writer.write(2, _lines(2))
+    assert _steps(tmp_path) == [2, 2]
+    assert "The completions of step 1 are no longer" in describe_removed(tmp_path)
+    assert describe_removed(tmp_path / "another") == ""
+
+
+def test_a_part_that_goes_while_all_are_read_is_left_out(tmp_path):
+    _recorded(tmp_path, *range(1, 7))
+    found = read_rollouts(tmp_path)
+    steps = [next(found).step]
+    for part in parts(tmp_path)[:2]:
+        part.path.unlink()
+    steps += [one.step for one in found]
+    assert steps[0] == 1
+    assert steps[-4:] == [5, 5, 6, 6]
+    assert not {3, 4} & {*steps}
 
 
 def test_a_line_that_is_being_written_is_left_out_and_a_broken_one_is_told_of(tmp_path, caplog):

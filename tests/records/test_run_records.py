@@ -3,9 +3,12 @@
 import pytest
 import regex
 
+from rl_sync.records import flow as flow_records
 from rl_sync.records.flow import Flow
-from rl_sync.records.rollouts.rollout_records import RolloutFilter, part_name
-from rl_sync.records.run_records import open_runs
+from rl_sync.records.rollouts.record_parts import part_name
+from rl_sync.records.rollouts.rollout_records import RolloutFilter
+from rl_sync.records.run_records import RunRecords, open_runs
+from rl_sync.records.spans import SpanKind
 from rl_sync.workdir import Workdir
 from tests.page.small_run import append, ledger, metrics, rollout, write_run, write_step
 
@@ -114,7 +117,7 @@ def test_completions_are_filtered_and_sorted(run, selection, order, found):
 
 
 def test_unjudged_completions_come_last_and_fit_no_bound(run, tmp_path):
-    path = Workdir(tmp_path / "run").rollouts / part_name(1)
+    path = Workdir(tmp_path / "run").rollouts / part_name("step", 1)
     append(path, rollout(5, 10, reward=None))
     run.refresh()
     for order in ("reward", "-reward"):
@@ -125,7 +128,55 @@ def test_unjudged_completions_come_last_and_fit_no_bound(run, tmp_path):
 def test_records_that_a_resumed_run_removed_are_forgotten(run, tmp_path):
     folder = Workdir(tmp_path / "run").rollouts
     (row, *_) = run.rollouts.find(RolloutFilter()).rows
-    (folder / part_name(1)).write_bytes(b"")
+    (folder / part_name("step", 1)).write_bytes(b"")
     assert run.rollouts.whole(row) is None
     run.refresh()
     assert run.rollouts.count == 0
+
+
+def test_spans_that_are_cut_to_a_summary_give_the_same_summary_and_account(run, tmp_path):
+    small = RunRecords(tmp_path / "run", whole_spans=False)
+    small.read(rollouts=False)
+    assert small.summary == run.summary
+    assert small.summary.mean_staleness > 0
+    assert small.tokens == run.tokens
+    assert small.device_time == run.device_time
+    kept = [span for of_role in small.spans.by_role.values() for span in of_role]
+    with_leases = {span.kind for span in kept if span.leases}
+    assert with_leases == {SpanKind.ROLLOUT, SpanKind.TRAIN}
+
+
+def test_moments_of_a_long_run_are_thinned_and_sums_are_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(flow_records, "_MOST_MOMENTS", 8)
+    at = Workdir(tmp_path)
+    for lease in range(30):
+        append(at.ledger, ledger(lease, "leased", [lease]), ledger(lease, "dropped", [lease], "x"))
+    found = Flow(tmp_path)
+    while found.refresh():
+        pass
+    assert len(found.moments) <= 8
+    assert (found.moments[0].generating, found.now.dropped) == (1, 30)
+    assert (found.leased, dict(found.dropped)) == (30, {"x": 30})
+
+
+def test_steps_that_are_taken_again_are_not_counted_twice(tmp_path):
+    at = Workdir(tmp_path)
+    for step in (1, 2, 3):
+        leases = [2 * step, 2 * step + 1]
+        append(at.ledger, *(ledger(step, one, leases) for one in ("leased", "buffered", "trained")))
+    append(at.ledger, ledger(3, "trained", [2]))  # It was sampled again.
+    append(at.ledger, {"time": 9.0, "event": "resumed", "resumed_at": 1})
+    append(at.ledger, ledger(9, "dropped", [4, 5, 6, 7], "not trained when the run went on"))
+    found = Flow(tmp_path)
+    while found.refresh():
+        pass
+    assert found.now[1:] == (0, 1, 2, 4), "a group of step 1 awaits its second use"
+    fates = [found.fates[one].state for one in found.fate.values[2:8]]
+    assert fates == ["trained", "trained", "dropped", "dropped", "dropped", "dropped"]
+
+
+def test_leases_that_no_run_has_are_left_out(tmp_path):
+    append(Workdir(tmp_path).ledger, ledger(1, "leased", [-1, 3, 10**15]))
+    found = Flow(tmp_path)
+    found.refresh()
+    assert (found.leased, len(found.fate.values)) == (1, 4)

@@ -13,6 +13,7 @@ import pytest
 from rl_sync.isolation.codec import decode, encode
 from rl_sync.messages.scoring_calls import CompletionToScore, ScoredCompletion
 from rl_sync.records.json_lines import read_json_lines
+from rl_sync.records.rollouts.record_parts import parts_in, removed_parts
 from rl_sync.records.span_reader import read_spans
 from rl_sync.records.spans import SpanRecorder
 from rl_sync.rewards.judgement import Judgement
@@ -58,7 +59,7 @@ class Scripted:
 
 
 class Desk:
-    def __init__(self, workdir, terms=("main",), parts=(), **settings):
+    def __init__(self, workdir, terms=("main",), parts=(), most_bytes=0, **settings):
         self.judge, self.failures = Scripted(), []
         self.judging = MasterScoring(
             task=TASK,
@@ -69,6 +70,7 @@ class Desk:
             spans=SpanRecorder(Workdir(workdir).spans_of(MASTER), MASTER),
             fail=self.failures.append,
             parts=parts,
+            most_bytes=most_bytes,
         )
 
     def __call__(self, *texts, lease=7, held_out=False, problem=0):
@@ -233,12 +235,29 @@ def test_judgements_are_recorded_with_their_reasons(tmp_path, record, count):
     desk = Desk(tmp_path, record=record)
     desk("1", "?", "0")
     desk.judging.close()
-    records = read_json_lines(tmp_path / "judgements.jsonl")
+    parts = parts_in(Workdir(tmp_path).judgements)
+    records = [record for part in parts for record in read_json_lines(part.path)]
     assert len(records) == count
     if count == 3:
         first, lost, _ = records
         assert (first["why"], first["components"]) == ("as told", {"main": 1.0, "extra": 0.5})
         assert (lost["score"], lost["why"], lost["completion"]) == (None, "too hard", "?")
+
+
+def test_the_oldest_judgements_go_and_a_later_master_goes_on(tmp_path):
+    folder, scores = Workdir(tmp_path).judgements, [f"{number / 64}" for number in range(64)]
+    for part in (scores[:32], scores[32:]):
+        desk = Desk(tmp_path, most_bytes=2000)
+        for score in part:
+            desk(score)
+        desk.judging.close()
+    records = [record for part in parts_in(folder) for record in read_json_lines(part.path)]
+    kept = [str(record["score"]) for record in records]
+    assert kept == scores[-len(kept) :], "the newest stay, each once, in order"
+    size = sum(part.path.stat().st_size for part in parts_in(folder))
+    assert 1500 < size <= 2000
+    notes = removed_parts(Workdir(tmp_path).removed(folder))
+    assert [one.first for one in notes] == [*range(1, parts_in(folder)[0].number)]
 
 
 def test_too_many_that_cannot_be_judged_stop_the_run_with_examples(tmp_path):

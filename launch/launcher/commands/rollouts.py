@@ -18,6 +18,7 @@ from rl_sync.records.rollouts.rollout_records import (
     SEARCH_SECS,
     Rollout,
     RolloutFilter,
+    describe_removed,
     groups_of,
     ordered,
     parts,
@@ -55,7 +56,10 @@ def show(flags: Flags) -> int:
     order, limit = flags.get("sort"), flags.get("limit")
     found = read_rollouts(workdir, selection)
     if "json" in flags:
-        return _as_json(found, order, limit)
+        status = _as_json(found, order, limit)
+        if gone := describe_removed(workdir):
+            print(gone, file=sys.stderr)
+        return status
     knows_width = sys.stdout.isatty() or "COLUMNS" in os.environ
     console = Console(width=None if knows_width else _PLAIN_COLUMNS, highlight=False)
     if selection == RolloutFilter() and order is None:
@@ -68,24 +72,29 @@ def show(flags: Flags) -> int:
         _groups(console, rollouts, limit or _GROUPS)
     else:
         _samples(console, rollouts, order, limit or _SAMPLES)
+    _tell_of_removed(console, workdir)
     return 0
 
 
 def _overview(console: Console, workdir: Workdir, limit: int) -> int:
     """Prints a line for each of the last steps, the alarms, and flags for a closer look."""
-    by_step: dict[int, list[Rollout]] = {}
+    last: dict[int, list[Rollout]] = {}
+    earlier = 0
     for one in read_rollouts(workdir):
-        by_step.setdefault(one.step, []).append(one)
-    if not by_step:
+        last.setdefault(one.step, []).append(one)
+        if len(last) > limit:
+            del last[next(iter(last))]
+            earlier += 1
+    if not last:
         return _nothing(workdir)
-    last = [*by_step][-limit:]
-    console.print(view.steps({step: by_step[step] for step in last}))
-    if len(last) < len(by_step):
-        console.print(f"{len(by_step) - len(last)} earlier steps: --limit={len(by_step)}")
+    console.print(view.steps(last))
+    if earlier:
+        console.print(f"{earlier} earlier steps: --limit={earlier + len(last)}")
+    _tell_of_removed(console, workdir)
     for line in _alarms(workdir):
         console.print(line, style="bold red", markup=False)
     console.print(
-        f"\nGroups of a step: --step={last[-1]}; the best completions of all: --sort=-reward;"
+        f"\nGroups of a step: --step={[*last][-1]}; the best completions of all: --sort=-reward;"
         " search: --grep=PATTERN; --help has more.",
         style="dim",
     )
@@ -127,17 +136,24 @@ def _as_json(found: Iterator[Rollout], order: str | None, limit: int | None) -> 
     return 0 if count else FOUND_NOTHING
 
 
+def _tell_of_removed(console: Console, workdir: Workdir) -> None:
+    """Says which records have gone, also while they were read."""
+    if gone := describe_removed(workdir):
+        console.print(gone, markup=False)
+
+
 def _nothing(workdir: Workdir) -> int:
-    steps = [one.first_step for one in parts(workdir)]
+    steps, gone = [one.number for one in parts(workdir)], describe_removed(workdir)
     first = f" Its records begin with step {steps[0]}." if steps else ""
-    print(f"No rollout of {workdir} fits.{first}", file=sys.stderr)
+    print(f"No rollout of {workdir} fits.{first}{gone and f' {gone}'}", file=sys.stderr)
     return FOUND_NOTHING
 
 
 def _alarms(workdir: Workdir) -> list[str]:
     """Returns the alarms of a run; none if it has no metrics yet."""
     run = RunRecords(workdir)
-    run.metrics.refresh()
+    while run.metrics.refresh():
+        pass
     return alarms.describe(run.periods, run.last_step)
 
 
@@ -147,10 +163,11 @@ def _workdir(flags: Flags) -> Workdir:
         raise ConfigError(f"--workdir={path} is not a directory.")
     workdir = Workdir(path)
     if not parts(workdir):
-        raise ConfigError(
-            f"--workdir={path} has no records of rollouts: its run has not finished a trainer step,"
-            " has observe.rollouts=false, or generates nothing."
+        why = describe_removed(workdir) or (
+            "its run has not finished a trainer step, has observe.rollouts=false, or generates"
+            " nothing."
         )
+        raise ConfigError(f"--workdir={path} has no records of rollouts: {why}")
     return workdir
 
 

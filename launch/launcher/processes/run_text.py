@@ -114,7 +114,7 @@ def final_report(settings: RunSettings, summary: Summary) -> str:
     lines = ["", *_accuracy(result, settings.algorithm)]
     if warning := unsolved.alarm(settings, result.evaluations):
         lines.append(warning)
-    run = RunRecords(settings.workdir)
+    run = RunRecords(settings.workdir, whole_spans=False)
     run.read(rollouts=False)
     lines += _alarms(run, settings, result)
     lines += _throughput(run)

@@ -56,7 +56,7 @@ OPTIMIZATION = (
         " `experience.pipeline` left all out.",
         unit="updates",
         normal="0",
-        alarm="above 0: judgements.jsonl and `pipeline/left_out` say why",
+        alarm="above 0: judgements/ and `pipeline/left_out` say why",
     ),
 )
 
@@ -246,7 +246,7 @@ REWARDS = (
         "Trajectories of those generated for the step that could not be judged.",
         unit="trajectories",
         normal="0",
-        alarm=Threshold("judgements.jsonl says why", least=1, name="unjudged completions"),
+        alarm=Threshold("judgements/ says why", least=1, name="unjudged completions"),
     ),
     Metric(
         "prompts/success_rate",
@@ -347,7 +347,7 @@ EPISODES = (
         "episode/ended/REASON",
         "Share of episodes that ended for a reason.",
         alarm=Threshold(
-            "judgements.jsonl and logs/ say why",
+            "judgements/ and logs/ say why",
             least=0.1,
             name="failed episodes",
             parts=("time-out", "environment_failure"),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,12 +18,12 @@ from typing import Any, NamedTuple, TypeVar
 import regex
 
 from rl_sync.records.json_lines import JsonLinesReader, JsonObject, warn_of_broken
+from rl_sync.records.rollouts.record_parts import RecordPart, parts_in, removed_parts
 from rl_sync.workdir import Workdir
 
 POLICY, ENVIRONMENT = "policy", "environment"
 """Who wrote a turn of an episode."""
 
-_PART = re.compile(r"step-(\d+)\.jsonl")
 _BLOCK_BYTES = 1 << 20
 
 
@@ -159,13 +158,6 @@ def ordered(found: Iterable[Recorded], order: str) -> list[Recorded]:
     return sorted(found, key=rank)
 
 
-class RolloutFile(NamedTuple):
-    """A file of records, and its first trainer step."""
-
-    first_step: int
-    path: Path
-
-
 SEARCH_SECS = 2.0
 """Maximum seconds of the search for a pattern in one text."""
 
@@ -213,18 +205,23 @@ class RolloutFilter(NamedTuple):
         )
 
 
-def part_name(first_step: int) -> str:
-    """Returns the name of the part that begins with a trainer step."""
-    return f"step-{first_step:08d}.jsonl"
+def parts(workdir: str | os.PathLike[str]) -> list[RecordPart]:
+    """Lists the parts of a run's records, by their first trainer steps; empty without records."""
+    return parts_in(Workdir(workdir).rollouts)
 
 
-def parts(workdir: str | os.PathLike[str]) -> list[RolloutFile]:
-    """Lists the parts of a run's records in the order of their steps; empty without records."""
-    folder = Workdir(workdir).rollouts
-    if not folder.is_dir():
-        return []
-    found = [(_PART.fullmatch(path.name), path) for path in folder.iterdir()]
-    return sorted(RolloutFile(int(match[1]), path) for match, path in found if match)
+def describe_removed(workdir: str | os.PathLike[str]) -> str:
+    """Says which steps' records have gone as they were too large; empty if none have."""
+    at = Workdir(workdir)
+    removed = removed_parts(at.removed(at.rollouts))
+    if not removed:
+        return ""
+    first, last = min(one.first for one in removed), max(one.last for one in removed)
+    steps = f"step {first}" if first == last else f"steps {first} to {last}"
+    return (
+        f"The completions of {steps} are no longer there, as observe.completions_mib bounds these"
+        f" records; {at.metrics.name} has the figures of these steps."
+    )
 
 
 def read_rollouts(
@@ -232,7 +229,8 @@ def read_rollouts(
 ) -> Iterator[Rollout]:
     """Reads the records of a run in the order written, also while the run writes more.
 
-    If a part is cut or deleted meanwhile, its readable records are returned.
+    If a part is cut or deleted meanwhile, its readable records are returned. Whoever tells of
+    records that have gone asks `describe_removed` afterwards.
 
     Args:
       selection: the conditions on records; parts with only other steps are not opened.
@@ -240,9 +238,9 @@ def read_rollouts(
     wanted = selection or RolloutFilter()
     found = parts(workdir)
     for part, after in itertools.zip_longest(found, found[1:]):
-        if after is not None and after.first_step <= wanted.first_step:
+        if after is not None and after.number <= wanted.first_step:
             continue
-        if wanted.last_step is not None and part.first_step > wanted.last_step:
+        if wanted.last_step is not None and part.number > wanted.last_step:
             return
         yield from filter(wanted.holds, _read(part.path))
 

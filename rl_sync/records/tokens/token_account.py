@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from rl_sync.messages.events import (
     EXPLORER_DIED,
@@ -15,6 +17,7 @@ from rl_sync.messages.events import (
     TOO_STALE,
 )
 from rl_sync.records.flow import BUFFERED, DROPPED, GENERATING, TRAINED, Fate
+from rl_sync.records.tokens.lease_columns import Rows
 from rl_sync.records.tokens.token_lives import RESTARTED, GroupTokens, TokenLife
 
 GREEDY, UNSCORED = "greedy baselines", "not scored"
@@ -108,6 +111,25 @@ def together(accounts: Sequence[TokenAccount]) -> TokenAccount:
     return TokenAccount(**sums, dropped=dict(dropped.most_common()))
 
 
+class GroupColumns(NamedTuple):
+    """Tokens and fates of whole groups, a row for each.
+
+    Attributes:
+      sampled, greedy: numbers of tokens; see `GroupTokens`.
+      fate: place of the group's fate in `fates`; -1 if it is not known.
+      fates: the fates.
+      used: a row for each time that a step has trained on a group.
+      used_tokens: number of tokens that this step has trained on.
+    """
+
+    sampled: Rows
+    greedy: Rows
+    fate: Rows
+    fates: Sequence[Fate]
+    used: Rows
+    used_tokens: Rows
+
+
 def account(
     lives: Sequence[TokenLife],
     groups: Mapping[int, GroupTokens],
@@ -124,26 +146,47 @@ def account(
       uses: tokens of each group that steps have trained on, a number for each such step.
       is_over: whether the run has ended.
     """
+    known = [*dict.fromkeys(fates.values())]
+    used = [(row, n) for row, lease in enumerate(groups) for n in uses.get(lease, ())]
+    columns = GroupColumns(
+        sampled=_rows(one.sampled for one in groups.values()),
+        greedy=_rows(one.greedy for one in groups.values()),
+        fate=_rows(known.index(fates[one]) if one in fates else -1 for one in groups),
+        fates=known,
+        used=_rows(row for row, _ in used),
+        used_tokens=_rows(tokens for _, tokens in used),
+    )
+    return account_of(lives, columns, is_over)
+
+
+def account_of(lives: Sequence[TokenLife], groups: GroupColumns, is_over: bool) -> TokenAccount:
+    """Accounts for all generated tokens; see `account`."""
     totals: collections.Counter[str] = collections.Counter()
     dropped = _of_lives(lives, is_over)
-    for lease, tokens in groups.items():
-        fate = fates.get(lease)
-        if fate is None:
-            continue
+    rows = len(groups.sampled)
+    # Tokens of completions that could not be scored were masked.
+    tokens = np.minimum(groups.used_tokens, groups.sampled[groups.used])
+    most, uses = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+    np.maximum.at(most, groups.used, tokens)
+    np.add.at(uses, groups.used, tokens)
+    unknown = np.bincount(groups.used, minlength=rows) == 0
+    most[unknown] = uses[unknown] = groups.sampled[unknown]
+    for number, fate in enumerate(groups.fates):
+        found = groups.fate == number
+        sampled, greedy = int(groups.sampled[found].sum()), int(groups.greedy[found].sum())
         if fate.state == TRAINED:
-            # Tokens of completions that could not be scored were masked.
-            steps = [min(one, tokens.sampled) for one in uses.get(lease, [tokens.sampled])]
-            totals[TRAINED] += max(steps)
-            totals["uses"] += sum(steps)
-            dropped[UNSCORED] += tokens.sampled - max(steps)
-            dropped[GREEDY] += tokens.greedy
+            trained = int(most[found].sum())
+            totals[TRAINED] += trained
+            totals["uses"] += int(uses[found].sum())
+            dropped[UNSCORED] += sampled - trained
+            dropped[GREEDY] += greedy
         elif fate.state == BUFFERED:
-            totals[BUFFERED] += tokens.sampled
-            dropped[GREEDY] += tokens.greedy
+            totals[BUFFERED] += sampled
+            dropped[GREEDY] += greedy
         elif fate.state == DROPPED:
-            dropped[_word(fate.reason)] += sum(tokens)
+            dropped[_word(fate.reason)] += sampled + greedy
         elif fate.state == GENERATING:
-            totals[IN_FLIGHT] += sum(tokens)
+            totals[IN_FLIGHT] += sampled + greedy
     # Tokens with which a process went on are in its groups. What is left of them has another
     # process generated after its last record.
     given = sum(one.given for one in lives)
@@ -162,6 +205,10 @@ def account(
         prompt_computed=sum(one.prompt_computed for one in lives),
         prompt_reused=sum(one.prompt_reused for one in lives),
     )
+
+
+def _rows(numbers: Iterable[int]) -> Rows:
+    return np.fromiter(numbers, np.int64)
 
 
 def _of_lives(lives: Sequence[TokenLife], is_over: bool) -> collections.Counter[str]:

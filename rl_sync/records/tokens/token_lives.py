@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rl_sync.records.json_lines import JsonLinesFolder, JsonObject, warn_of_broken
+from rl_sync.records.tokens.lease_columns import LeaseColumn
 from rl_sync.workdir import Workdir
 
 COMPILATION, EVALUATION = "compilation", "evaluation"
@@ -66,13 +67,14 @@ class TokenLives:
 
     Attributes:
       lives: the processes, each role's in order.
-      groups: tokens of each whole group, by its lease id.
+      sampled, greedy: numbers of tokens of each whole group and of its greedy completion, by lease
+        id; -1 for a group that is not whole.
     """
 
     def __init__(self, workdir: str | os.PathLike[str], root: Path | None = None) -> None:
         self._folder = JsonLinesFolder(Workdir(workdir).tokens, root)
         self._lives: dict[tuple[str, str], TokenLife] = {}
-        self.groups: dict[int, GroupTokens] = {}
+        self.sampled, self.greedy = LeaseColumn(-1), LeaseColumn(-1)
 
     @property
     def lives(self) -> list[TokenLife]:
@@ -110,5 +112,10 @@ class TokenLives:
             devices=tuple(record.get("devices", before.devices)),
             is_over=record.get("is_over", False),
         )
-        for lease, sampled, greedy in record.get("groups", ()):
-            self.groups[lease] = GroupTokens(sampled, greedy)
+        groups = record.get("groups", ())
+        if not groups:
+            return
+        known = {*self.sampled.room(self.greedy.room([lease for lease, _, _ in groups]))}
+        for lease, sampled, greedy in groups:
+            if lease in known:
+                self.sampled.values[lease], self.greedy.values[lease] = sampled, greedy

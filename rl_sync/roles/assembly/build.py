@@ -355,7 +355,7 @@ def _recorder(session: Session, task: Task) -> Callable[[int], RolloutRecorder] 
         return None
     return lambda start: RolloutRecorder(
         settings.observe,
-        parts=RolloutParts(settings.workdir, start),
+        parts=RolloutParts(settings.workdir, start, most_bytes=settings.observe.most_bytes_of_each),
         scribe=RolloutWriter(
             task,
             None

@@ -360,6 +360,7 @@ def judging(
         success=Success(settings.curriculum.success, settings.algorithm.needs_baselines),
         noted=noted,
         parts=[part.label for part in reward_parts(settings, task)],
+        most_bytes=settings.observe.most_bytes_of_each,
     )
     made.start()
     return made

@@ -50,7 +50,7 @@ class StepAccounts:
         self._totals.recall(memory.tokens, memory.told)
         self._totals.recall_spent(memory.spent)
         self._watch = alarms.Watch(settings.alarm_limits)
-        restarts, spans = RestartLines(settings.workdir), SpanLines(settings.workdir)
+        restarts, spans = RestartLines(settings.workdir), SpanLines(settings.workdir, whole=False)
         self._lost_watch, self._lost = LostTimeWatch(restarts, spans), LostTime()
         # Dropped for steps that are not trained yet.
         self._not_selected = [*memory.not_selected]

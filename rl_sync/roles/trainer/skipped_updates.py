@@ -27,9 +27,9 @@ def why_unjudged(has_pipeline: bool) -> str:
     """
     none = "none of their completions could be judged"
     if not has_pipeline:
-        return f"{none}: judgements.jsonl says why"
+        return f"{none}: judgements/ says why"
     return (
-        f"{none}, or experience.pipeline left out those that were: see judgements.jsonl, and"
+        f"{none}, or experience.pipeline left out those that were: see judgements/, and"
         " pipeline/left_out in metrics.jsonl"
     )
 

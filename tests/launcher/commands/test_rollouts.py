@@ -207,3 +207,34 @@ def test_rewards_that_differ_are_not_written_alike():
     written = [rollout_view._reward(value) for value in values]
     assert written == ["1.000", "0.999600", "0.999510", "0.333333", "0.333", "0.500", "-0.250", "?"]
     assert [text.number(value, 6) for value in values[:4]] == ["1", "0.9996", "0.99951", "0.333333"]
+
+
+def test_records_that_have_gone_are_told_of_wherever_completions_are_shown(tmp_path, capsys):
+    lines = {step: [orjson.dumps(_rollout(step, 0, 0.5, "abc"))] for step in range(1, 9)}
+    each = len(lines[1][0]) + 1
+    parts = RolloutParts(tmp_path, most_bytes=3 * each)
+    for step in (3, 4, 5, 6, 7, 8):
+        parts.write(step, lines[step])
+    parts.close()
+
+    def shown(*flags):
+        said = said_here(capsys, "rollouts", f"--workdir={tmp_path}", *flags)
+        return said.status, " ".join(said.out.split()), " ".join(said.err.split())
+
+    gone = "The completions of steps 3 to 5 are no longer there"
+    assert gone in shown()[1]
+    assert gone in shown("--step=7")[1]
+    assert gone in shown("--sort=reward")[1]
+    status, out, told = shown("--step=4")
+    assert (status, out) == (1, "")
+    assert f"begin with step 6. {gone}" in told
+    status, out, told = shown("--json")
+    assert [json.loads(line)["step"] for line in out.replace("} {", "}\n{").splitlines()] == [
+        6,
+        7,
+        8,
+    ]
+    assert told.startswith(gone)
+    for part in Workdir(tmp_path).rollouts.iterdir():
+        part.unlink()
+    assert gone in shown()[2]

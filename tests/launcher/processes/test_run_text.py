@@ -76,7 +76,7 @@ def test_the_final_report_says_what_was_not_judged():
         assert "RL: 2 steps; in the last one no completion could be judged" in told
         assert "accuracy after RL: unknown, as no completion could be judged" in told
         assert "ALARM: 3 updates, from trainer step 1 to 2, were not taken, as none" in told
-        assert "judged: judgements.jsonl says why." in told
+        assert "judged: judgements/ says why." in told
         left = dataclasses.replace(
             result, rl={**values, "reward_mean": 0.5, "pipeline/left_out": 1.0}
         )

@@ -55,6 +55,7 @@ from rl_sync.messages.scoring_calls import CompletionToScore, RequestScores, Sco
 from rl_sync.messages.weight_calls import AskNewest
 from rl_sync.records.json_lines import read_json_lines
 from rl_sync.records.metrics import read_metrics
+from rl_sync.records.rollouts.record_parts import parts_in
 from rl_sync.records.run_outcome import read_outcome, read_versions
 from rl_sync.records.spans import Span, SpanKind
 from rl_sync.roles.evaluation.master_evaluations import EvaluationResult
@@ -65,6 +66,11 @@ from tests.page.small_run import append
 from tests.records.full_disk import files_of_at_most
 from tests.roles.master.test_unsolved import CHECKPOINT
 from tests.settings.changed import settings_with
+
+
+def judged_lines(workdir):
+    parts = parts_in(Workdir(workdir).judgements)
+    return [line for part in parts for line in read_json_lines(part.path)]
 
 
 @pytest.fixture
@@ -243,7 +249,7 @@ def test_completions_are_judged_by_the_tasks_reward(master, tmp_path):
     ]
     assert judged.admitted == [17]
     deadline = time.monotonic() + 10  # Judgements are recorded after the verdicts are given.
-    while len(records := read_json_lines(tmp_path / "judgements.jsonl")) < 3:
+    while len(records := judged_lines(tmp_path)) < 3:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert [one["score"] for one in records] == [1.0, 1.0, 0.0]
@@ -300,9 +306,9 @@ def test_an_evaluation_is_measured_when_all_its_completions_are_judged(master, t
     assert line["accuracy_high"] < 0.5
     # Nobody waits for the records of judgements, which a thread of their own writes.
     end = time.monotonic() + 10
-    while len(read_json_lines(tmp_path / "judgements.jsonl")) < 8 and time.monotonic() < end:
+    while len(judged_lines(tmp_path)) < 8 and time.monotonic() < end:
         time.sleep(0.01)
-    assert len(read_json_lines(tmp_path / "judgements.jsonl")) == 8
+    assert len(judged_lines(tmp_path)) == 8
     assert master(AskKeptSnapshots()) == []
 
 
