@@ -169,7 +169,7 @@ CLAIMS = {
         digest="",
         commit="",
         command="python benchmarks/simulated_seeds.py --results={artifact}",
-        runs="6,000 seeds in three ranges that no test uses",
+        runs="3,000 seeds in three ranges that no test uses",
         table=simulated_seeds.table,
         quotes=lambda lines: {},
         weak="The simulator has our loops and a model of the network and the disks, not the real"

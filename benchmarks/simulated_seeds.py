@@ -1,6 +1,6 @@
 """Simulated runs with faults over ranges of seeds, and whether a rule was broken.
 
-    python benchmarks/simulated_seeds.py [--ranges=52000000:2000,53000000:2000,54000000:2000]
+    python benchmarks/simulated_seeds.py [--ranges=52000000:2000,53000000:500,54000000:500]
         [--results=docs/evidence/simulated_seeds.jsonl]
 
 Each range is FIRST:COUNT. It adds a line to the results: seeds, events, deaths of processes, and
@@ -21,7 +21,7 @@ from rl_sync.simulation.faults.search import examine
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "evidence" / "simulated_seeds.jsonl"
-RANGES = "52000000:2000,53000000:2000,54000000:2000"
+RANGES = "52000000:2000,53000000:500,54000000:500"
 
 
 def simulated(first: int, count: int) -> dict[str, Any]:
