@@ -39,7 +39,7 @@ _TABLE, _PRODUCT_ROWS = "groups", 160
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
-class MeasuredWork(NamedTuple):
+class RepeatedWork(NamedTuple):
     """A piece of work, and its reference; both take the number of the round.
 
     Attributes:
@@ -179,7 +179,7 @@ def _judging() -> Callable[[int], float]:
 
 
 @contextmanager
-def workloads(directory: Path) -> Iterator[dict[str, MeasuredWork]]:
+def workloads(directory: Path) -> Iterator[dict[str, RepeatedWork]]:
     """Yields the pieces of work by name.
 
     Args:
@@ -197,10 +197,10 @@ def workloads(directory: Path) -> Iterator[dict[str, MeasuredWork]]:
     ):
         transfer = _transfer(publisher, puller, weights_role.like_of(case, 0))
         yield {
-            "decode": MeasuredWork(_decode, "scan"),
-            "step": MeasuredWork(_step, "products"),
-            "transfer": MeasuredWork(transfer, "memory"),
-            "delivery": MeasuredWork(_delivery(client), "interpreter"),
-            "judging": MeasuredWork(_judging(), "interpreter"),
+            "decode": RepeatedWork(_decode, "scan"),
+            "step": RepeatedWork(_step, "products"),
+            "transfer": RepeatedWork(transfer, "memory"),
+            "delivery": RepeatedWork(_delivery(client), "interpreter"),
+            "judging": RepeatedWork(_judging(), "interpreter"),
         }
     server.stop(grace=None).wait()
