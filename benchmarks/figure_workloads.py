@@ -1,7 +1,7 @@
 """Pieces of a run's work, each with a fixed reference that the same thing limits.
 
 The CPU seconds of a piece are divided by those of its reference, which is measured just before and
-just after. So a slow or busy machine changes both. A reference uses none of our code.
+just after. So a slow or busy machine changes both. A reference uses nothing of `rl_sync`.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from rl_sync.types import Group
 from rl_sync.weights.ends_interface import Publisher, Puller
 
 WAIT_SECS = 60.0
-DECODED_ROWS, DECODED_TOKENS, TRAINED_ROWS = 16, 12, 8
+DECODED_ROWS, DECODED_TOKENS, TRAINED_ROWS = rollout.ROWS, 6, train.GROUP_SIZE
 GROUPS, JUDGED, MEGABYTES, LEAVES = 200, 4000, 20, 10
 _TABLE, _PRODUCT_ROWS = "groups", 160
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 class RepeatedWork(NamedTuple):
-    """A piece of work, and its reference; both take the number of the round.
+    """A piece of work, and its reference.
 
     Attributes:
-      work: makes the piece once, and returns its CPU seconds.
+      work: makes the piece once, and returns its CPU seconds; it takes the number of the round.
       reference: name of the reference, a key of `FigureReferences.all`.
     """
 
@@ -76,20 +76,15 @@ class FigureReferences:
         shapes = [(D, (N + 2 * K) * H), (N * H, D), (D, 2 * F), (F, D)] * L + [(D, V)]
         self._kernels = [jnp.full(shape, 0.01) for shape in shapes]
         self._inputs = [jnp.ones((_PRODUCT_ROWS, shape[0])) for shape in shapes]
-        self._rows = jnp.ones((DECODED_ROWS, D))
         self._plain = Plain(MEGABYTES * 10**6, directory)
         self.all: dict[str, Callable[[], float]] = {
             "products": lambda: cpu_secs(self._multiply),
-            "scan": lambda: cpu_secs(self._scan),
             "memory": lambda: cpu_secs(self._move),
             "interpreter": lambda: cpu_secs(_interpret),
         }
 
     def _multiply(self) -> None:
         jax.block_until_ready(_multiplied(self._kernels, self._inputs))
-
-    def _scan(self) -> None:
-        jax.block_until_ready(_scanned(self._rows, self._kernels))
 
     def _move(self) -> None:
         self._plain.over_socket()
@@ -105,20 +100,6 @@ def _multiplied(kernels: list[jax.Array], inputs: list[jax.Array]) -> list[jax.A
         y = x @ kernel
         results += [y @ kernel.T, x.T @ y]
     return results
-
-
-@jax.jit
-def _scanned(x: jax.Array, kernels: list[jax.Array]) -> jax.Array:
-    """Computes products of a few rows with all kernels, one decode step after the other."""
-    *blocks, head = kernels
-
-    def step(x: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
-        hidden = x
-        for wide, narrow in zip(blocks[::2], blocks[1::2], strict=True):
-            hidden = hidden + jnp.tanh((hidden @ wide)[:, : narrow.shape[0]]) @ narrow
-        return x + 1e-6 * jnp.tanh(hidden), (hidden @ head).argmax(-1)
-
-    return jax.lax.scan(step, x, length=DECODED_TOKENS)[1]
 
 
 def _interpret() -> None:
@@ -197,7 +178,7 @@ def workloads(directory: Path) -> Iterator[dict[str, RepeatedWork]]:
     ):
         transfer = _transfer(publisher, puller, weights_role.like_of(case, 0))
         yield {
-            "decode": RepeatedWork(_decode, "scan"),
+            "decode": RepeatedWork(_decode, "products"),
             "step": RepeatedWork(_step, "products"),
             "transfer": RepeatedWork(transfer, "memory"),
             "delivery": RepeatedWork(_delivery(client), "interpreter"),

@@ -197,8 +197,8 @@ CASES = (
         " --picture={out}/figures.png",
         lines=[
             '{"speed": {"decode": [#, #, #], "step": [#, #, #], "transfer": [#, #, #],'
-            ' "delivery": [#, #, #], "judging": [#, #, #]}, "reference_ms": {"scan": #,'
-            ' "products": #, "memory": #, "interpreter": #}}',
+            ' "delivery": [#, #, #], "judging": [#, #, #]}, "reference_ms": {'
+            '"products": #, "memory": #, "interpreter": #}}',
             "Appended to figures.jsonl: the first line.",
             "…/figures.png",
         ],
