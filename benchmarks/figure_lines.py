@@ -9,8 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-REGRESSION, CHANGE = 0.10, 0.03
-"""Growth of a compared figure that is a regression, and a change that is worth a line."""
+REGRESSION, CHANGE, SPEED_CHANGE = 0.10, 0.03, 0.05
+"""Growth of a compared figure that is a regression, and changes that are worth a line.
+
+Speeds of the same commit differ by up to 5 %.
+"""
 
 MACHINE = 0.35
 """Greatest difference between the references of machines whose speeds are compared."""
@@ -68,14 +71,15 @@ def repeated(first: Compared, second: Compared) -> list[str]:
 
 
 def changes(now: Line, before: Line) -> list[str]:
-    """Returns the names of the figures that are new, gone, or changed by over 3 %."""
+    """Returns the names of the figures that are new, gone, or changed by over 3 %, speeds 5 %."""
     figures, known = dict(_figures(now)), dict(_figures(before))
     return [
         name
         for name in sorted({*figures, *known})
         if name not in figures
         or name not in known
-        or abs(figures[name] - known[name]) > CHANGE * abs(known[name])
+        or abs(figures[name] - known[name])
+        > (SPEED_CHANGE if name.startswith("speed ") else CHANGE) * abs(known[name])
     ]
 
 

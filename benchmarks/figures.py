@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import size
-from figure_lines import CHANGE, REGRESSION, Line, changes, compare, picture, repeated
+from figure_lines import CHANGE, REGRESSION, SPEED_CHANGE, Line, changes, compare, picture, repeated
 
 from rl_sync.cluster import malloc
 from rl_sync.records.json_lines import JsonLinesWriter, read_json_lines
@@ -175,7 +175,10 @@ def append(line: Line, lines: Sequence[Line], path: Path) -> str:
         return f"{path.name} has a line of {line['commit']}: nothing is appended."
     changed = changes(line, lines[-1]) if lines else ["the first line"]
     if not changed:
-        return f"No figure changed by over {CHANGE:.0%}: nothing is appended."
+        return (
+            f"No figure changed by over {CHANGE:.0%}, and no speed by over {SPEED_CHANGE:.0%}:"
+            " nothing is appended."
+        )
     writer = JsonLinesWriter(path)
     writer.write(line)
     writer.close()
