@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 REGRESSION, CHANGE, SPEED_CHANGE = 0.10, 0.03, 0.05
 """Growth of a compared figure that is a regression, and changes that are worth a line.
 
-Speeds of the same commit differ by up to 5 %.
+Speeds of the same commit mostly differ by less than 5 %.
 """
 
 MACHINE = 0.35
