@@ -218,6 +218,17 @@ CASES = (
         ],
     ),
     Case(
+        "benchmarks/figures.py --rounds=1 --append --draw --results={out}/figures.jsonl"
+        " --picture={out}/figures.png",
+        lines=[
+            '{"speed": {"decode": [#, #, #], "step": [#, #, #], "transfer": [#, #, #],'
+            ' "delivery": [#, #, #], "judging": [#, #, #]}, "reference_ms": {'
+            '"products": #, "memory": #, "interpreter": #}}',
+            "Appended to figures.jsonl: the first line.",
+            "…/figures.png",
+        ],
+    ),
+    Case(
         "benchmarks/gap.py --seeds=0 --completions=4 --tokens=8 --only=packed",
         [
             Table(
