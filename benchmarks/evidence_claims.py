@@ -100,7 +100,7 @@ CLAIMS = {
     "modes": Claim(
         says="In every mode the main command solves more than 98 % of held-out sums.",
         artifact="docs/seeds-arithmetic.jsonl",
-        digest="",
+        digest="d01abfcbce4c377d5e6a00789e880100a2a74bf315cf58563b54baf054a13750",
         commit="96c63b2e",
         command="python benchmarks/seeds.py --results={artifact}",
         runs="72 runs: six modes, seeds 100 to 111, on which nothing was tuned",
@@ -113,7 +113,7 @@ CLAIMS = {
     "real model": Claim(
         says="SmolLM2-135M-Instruct learns sums from rewards alone, in ten minutes on two cores.",
         artifact="docs/seeds-smollm2.jsonl",
-        digest="",
+        digest="f93d3bec885e6138a8b37be40d0e36ea1ecd95849569ebfdd872de5681bda6ca",
         commit="28d0c630",
         command="python benchmarks/seeds.py --config=configs/smollm2.py --set=model.path=smollm2"
         " --seeds=0:2 --modes=one_step_off_policy --every=8 --results={artifact}",
@@ -127,7 +127,7 @@ CLAIMS = {
     "staleness": Claim(
         says="How much accuracy each algorithm loses on data of a given age.",
         artifact="docs/staleness.jsonl",
-        digest="",
+        digest="1cb07032961820d592a6ff0a14674f8b864f7ec5b2b3518dcd05b3b189998f18",
         commit="9f758db9",
         command="python benchmarks/staleness.py --results={artifact}",
         runs="240 runs: five algorithms, six ages, seeds 300 to 307",
@@ -140,7 +140,7 @@ CLAIMS = {
     "centering": Claim(
         says="What score centering gains on stale data, and with explorers in 8 bits.",
         artifact="docs/centering.jsonl",
-        digest="",
+        digest="bc31aa62df1065c54e6924636081b06de2b1d6b91ac475efe8c8fa75b51de993",
         commit="11a5faae",
         command="python benchmarks/centering.py --results={artifact}",
         runs="192 runs: four settings, six kinds of data, seeds 300 to 307",
@@ -153,8 +153,8 @@ CLAIMS = {
         says="The bound on staleness that is printed before a run holds in it; with exact pulls a"
         " seed gives the same bits over any transfer; killed processes change neither.",
         artifact="docs/evidence/guarantees.jsonl",
-        digest="",
-        commit="",
+        digest="e7263ed1c9149b4150b12bd8ce61c70d49781adcf08b5b231531fa8806bce0fe",
+        commit="61b8a9b4",
         command="python benchmarks/guarantees.py --results={artifact}",
         runs="45 runs: five modes, up to three transfers, with and without kills, seeds 61 to 63",
         table=guarantees.table,
@@ -166,8 +166,8 @@ CLAIMS = {
     "simulated": Claim(
         says="In simulated runs with crashes, lost messages and torn writes no rule is broken.",
         artifact="docs/evidence/simulated_seeds.jsonl",
-        digest="",
-        commit="",
+        digest="e9e2a57a755dc205fcf65859ecccb99f54d4b0401a41e22c220b338acdaba4e5",
+        commit="61b8a9b4",
         command="python benchmarks/simulated_seeds.py --results={artifact}",
         runs="3,000 seeds in three ranges that no test uses",
         table=simulated_seeds.table,
