@@ -119,7 +119,8 @@ def decide(
         process is dead as a whole.
       ended: names of those that ended themselves for a reason that a restart does not change.
       killed: names of those that were killed from outside. Before RL others would die again, except
-        those of a cluster that has lost another process in this way.
+        those of a cluster that has lost another process in this way; at the end of a run explorers
+        that ended otherwise are a failure.
       handed_over: names of those that were asked to end and handed over their work, however often.
 
     Returns:
@@ -153,8 +154,9 @@ def _why_not(facts: RunFacts, role: str, was_killed: bool, counts: bool) -> str 
         return f"The run had not begun: {role} would die again."
     if _is_program(role) and facts.phase in _BEFORE_RL and not was_killed:
         return f"RL had not begun: {role} would die again."
-    # In one cluster the trainer may have given up already, because of this death.
-    if is_explorer(role) and facts.phase == _END and facts.is_elastic:
+    # In one cluster the trainer may have given up already, because of this death. What was killed
+    # has no fault that a restart would hide, and may still evaluate.
+    if is_explorer(role) and facts.phase == _END and facts.is_elastic and not was_killed:
         return f"The run was about to end without {role}."
     if counts and facts.recent(role) >= facts.restarts:
         return (

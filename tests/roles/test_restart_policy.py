@@ -50,6 +50,7 @@ def test_before_rl_programs_are_restarted_if_they_were_killed(role):
         assert not isinstance(decide(facts(phase=phase), [role], killed=[role]), EndRun)
     assert not isinstance(decide(facts(phase="rl"), [role]), EndRun)
     assert isinstance(decide(facts(phase="end"), [role]), EndRun) == (role == "explorer1")
+    assert not isinstance(decide(facts(phase="end"), [role], killed=[role]), EndRun)
 
 
 @pytest.mark.parametrize(
