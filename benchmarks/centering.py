@@ -93,7 +93,8 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     title = (__doc__ or "").splitlines()[0]
-    parser = parser_of(title, bounds=[0, 4, 8, 16], results="centering")
+    parser = parser_of(title, bounds=[0, 4, 8, 16])
+    parser.add_argument("--results", type=Path, default=ROOT / "docs" / "centering.jsonl")
     parser.add_argument(
         "--quantizations", type=lambda text: text.split(","), default=["int8", "float8_e4m3fn"]
     )

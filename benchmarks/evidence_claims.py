@@ -182,8 +182,8 @@ CLAIMS = {
 """The claims of README with artifacts, by name, in the order of EVIDENCE.md."""
 
 WITHOUT_ARTIFACT = {
-    "Models that fit one GPU": "Computed from shapes each time; `tests/benchmarks/test_cards.py`"
-    " compares README's table with what `python benchmarks/cards.py` prints. No such run was made"
+    "Models that fit one GPU": "Computed from shapes each time; tests compare README's table"
+    " with what `python benchmarks/cards.py` prints. No such run was made"
     " on a GPU.",
     "One H200": "docs/accelerators.md has the table that `benchmarks/device.py` wrote; the file"
     " itself was not kept. One card, one day.",

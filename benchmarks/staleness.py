@@ -332,17 +332,18 @@ def _arguments() -> argparse.Namespace:
             raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(COMPARED)}")
         return text.split(",")
 
-    parser = parser_of(__doc__.splitlines()[0], bounds=[0, 1, 2, 4, 8, 16], results="staleness")
+    parser = parser_of(__doc__.splitlines()[0], bounds=[0, 1, 2, 4, 8, 16])
+    parser.add_argument("--results", type=Path, default=ROOT / "docs" / "staleness.jsonl")
     parser.add_argument("--algorithms", type=names, default=list(COMPARED))
     return parser.parse_args()
 
 
-def parser_of(title: str, bounds: list[int], results: str) -> argparse.ArgumentParser:
+def parser_of(title: str, bounds: list[int]) -> argparse.ArgumentParser:
     """Returns a parser of the arguments that such studies have in common.
 
     Args:
+      title: description of the command.
       bounds: default of `--bounds`.
-      results: name of the default file of results, without its suffix.
     """
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--bounds", type=_numbers, default=bounds)
@@ -351,7 +352,6 @@ def parser_of(title: str, bounds: list[int], results: str) -> argparse.ArgumentP
     parser.add_argument(
         "--sft-steps", type=int, default=SFT_STEPS, help="if there is no warm start"
     )
-    parser.add_argument("--results", type=Path, default=ROOT / "docs" / f"{results}.jsonl")
     parser.add_argument("--warm-starts", type=Path, default=ROOT / "runs" / "staleness")
     parser.add_argument("--report", action="store_true", help="only report the results so far")
     return parser

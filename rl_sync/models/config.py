@@ -12,7 +12,7 @@ from rl_sync.token_records import RouteShape
 DTYPES = ("float32", "bfloat16", "float16")
 Activation = Literal["silu", "gelu_tanh"]
 Quantization = Literal["int8", "float8_e4m3fn"]
-Remat = Literal["none", "full", "dots", "dots_no_batch"]
+Remat = Literal["none", "full", "attention", "dots", "dots_no_batch"]
 AttentionPath = Literal["auto", "einsum", "dot_product", "blocks", "splash", "cudnn", "triton"]
 LoraTarget = Literal["q", "k", "v", "o", "gate", "up", "down"]
 ATTENTION_TARGETS: tuple[LoraTarget, ...] = ("q", "k", "v", "o")
@@ -137,8 +137,8 @@ class ModelConfig:
         reward model.
       dtype: dtype of the blocks' computations. Log-probabilities are always float32.
       remat: activations of a block that the backward pass recomputes: with `none` none, with `full`
-        all, with `dots` all but matrix products, with `dots_no_batch` all but matrix products with
-        parameters.
+        all, with `attention` all but the results of kernels that attend, with `dots` all but matrix
+        products, with `dots_no_batch` all but matrix products with parameters.
       attention: `einsum` for the implementation here and `dot_product` for
         `jax.nn.dot_product_attention`, both with all scores at once; `blocks` for those of a block
         of queries and keys at a time; `splash`, `cudnn` or `triton` for a kernel of

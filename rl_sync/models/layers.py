@@ -25,8 +25,20 @@ from rl_sync.models.invariant import sharing
 from rl_sync.models.sharding import laid_out
 from rl_sync.models.shards import as_stored
 
+_ATTENDING = ("splash_mqa_fwd", "dot_product_attention_fwd")
+"""Names of kernels that attend, on TPUs and GPUs, as their operations have them."""
+
+
+def _is_attention(operation: Any, *_: object, **params: object) -> bool:
+    """Says whether an operation is a kernel that attends; its results are few, and dear."""
+    # Versions of JAX name a kernel by different parameters of its call.
+    names = (operation.name, params.get("name"), params.get("name_and_src_info"))
+    return any(one in str(name) for name in names for one in _ATTENDING)
+
+
 REMAT_POLICIES: dict[str, Any] = {
     "full": None,
+    "attention": _is_attention,
     "dots": jax.checkpoint_policies.dots_saveable,
     "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }

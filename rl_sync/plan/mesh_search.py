@@ -74,7 +74,9 @@ def trainers(settings: RunSettings, task: Task, where: Target) -> Iterator[Propo
     """Yields meshes, microbatches and remat policies of the trainer that fit."""
     updates = settings.optimizer.updates_per_batch
     rows = settings.trainer.groups_per_step * settings.trainer.group_size // updates
-    for mesh, remat in itertools.product(_meshes(where), ("none", "dots_no_batch", "full")):
+    for mesh, remat in itertools.product(
+        _meshes(where), ("none", "dots_no_batch", "attention", "full")
+    ):
         shards = mesh.data * mesh.fsdp
         for micro in (rows >> power for power in range(rows.bit_length())):
             if not micro or rows % micro or micro % shards:

@@ -185,8 +185,10 @@ class ModelSettings:
     )
     remat: str = setting(
         "none",
-        "Activations that the backward pass computes again: `none`, `full` blocks, all but"
-        " matrix products (`dots`), or all but products with parameters (`dots_no_batch`).",
+        "Activations that the backward pass computes again: `none`, `full` blocks, all but the"
+        " results of kernels that attend (`attention`: splash and cuDNN; with others it is"
+        " `full`), all but matrix products (`dots`), or all but products with parameters"
+        " (`dots_no_batch`).",
         choices=get_args(Remat),
         free="always",
     )

@@ -218,6 +218,10 @@ CASES = (
         ],
     ),
     Case(
+        "benchmarks/final_report.py --steps=2",
+        lines=["# MB of records", "# s, of the CPU # s, # MB more at most"],
+    ),
+    Case(
         "benchmarks/figures.py --rounds=1 --append --draw --results={out}/figures.jsonl"
         " --picture={out}/figures.png",
         lines=[

@@ -361,10 +361,44 @@ def _value_and_gradient(params, remat):
 
 @pytest.mark.nightly
 @pytest.mark.samples("dots")
-@pytest.mark.parametrize("policy", ["full", "dots", "dots_no_batch"])
+@pytest.mark.parametrize("policy", ["full", "attention", "dots", "dots_no_batch"])
 def test_rematerialization_changes_neither_the_value_nor_the_gradient(policy):
     kept, again = (_value_and_gradient(tiny.params(), remat) for remat in ("none", policy))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), kept, again)
+
+
+def _attending_kernels(jaxpr):
+    """Counts the kernels of forward passes of attention in a program, each loop once."""
+    count = 0
+    for eqn in jaxpr.eqns:
+        names = (eqn.params.get("name"), eqn.params.get("name_and_src_info"))
+        count += "pallas" in eqn.primitive.name and "splash_mqa_fwd" in str(names)
+        inner = [
+            x for value in eqn.params.values() for x in jax.tree.leaves(value, is_leaf=_is_program)
+        ]
+        count += sum(_attending_kernels(getattr(x, "jaxpr", x)) for x in inner if _is_program(x))
+    return count
+
+
+def _is_program(x):
+    return hasattr(x, "eqns") or hasattr(x, "jaxpr")
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize(("policy", "count"), [("none", 1), ("full", 2), ("attention", 1)])
+def test_a_backward_pass_computes_attention_again_unless_its_results_are_kept(policy, count):
+    config = dataclasses.replace(
+        tiny.CONFIG, num_layers=6, max_length=256, dtype="bfloat16", remat=policy
+    )
+    tokens = jax.ShapeDtypeStruct((1, 256), jnp.int32)
+    params = jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
+
+    def loss(params, tokens):
+        return token_logprobs(config, params, tokens)[0].sum()
+
+    with compiling_for("tpu"):
+        traced = jax.make_jaxpr(jax.grad(loss))(params, tokens)
+    assert _attending_kernels(traced.jaxpr) == count
 
 
 @pytest.mark.gate

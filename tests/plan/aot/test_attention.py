@@ -26,7 +26,7 @@ TASK = types.SimpleNamespace(
 )
 
 
-def _settings(batching, tensor, dtype):
+def _settings(batching, tensor, dtype, remat):
     config = base.get_config()
     config.workdir = "/nowhere"
     config.sft.steps = 0
@@ -37,15 +37,15 @@ def _settings(batching, tensor, dtype):
     config.trainer.mesh.update(dict(fsdp=4 // tensor, tensor=tensor))
     config.explorer.mesh.update(dict(data=2, tensor=2))
     config.model.update(
-        dict(embed_dim=128, num_heads=4, num_kv_heads=2, head_dim=64, mlp_dim=256, remat="full")
+        dict(embed_dim=128, num_heads=4, num_kv_heads=2, head_dim=64, mlp_dim=256, remat=remat)
     )
     config.model.dtype = dtype
     return read_settings(config.to_dict())
 
 
-def _read(name, batching, on, dtype="bfloat16"):
+def _read(name, batching, on, dtype="bfloat16", remat="full"):
     # With padded rows and tensor=2 the step takes minutes to compile for a GPU.
-    settings = _settings(batching, 2 if on[0].platform == "tpu" else 1, dtype)
+    settings = _settings(batching, 2 if on[0].platform == "tpu" else 1, dtype, remat)
     if name == "step":
         program = lowered_programs.train_step(
             settings, TASK, lowered_programs.layout_on(settings, "trainer", on)
@@ -82,6 +82,23 @@ def test_a_kernel_attends_and_no_array_has_the_scores_of_a_row(
     ]
     assert made
     assert not [line for size, line in made if size >= T * T]
+
+
+@pytest.mark.parametrize(
+    ("target", "kernel", "remat", "count"),
+    [
+        ("h100:4", '"__cudnn$fmhaSoftmax"', "attention", 1),
+        pytest.param("h100:4", '"__cudnn$fmhaSoftmax"', "full", 2, marks=pytest.mark.nightly),
+        pytest.param("v5e:2x2", "splash_mqa_fwd", "attention", 1, marks=pytest.mark.nightly),
+        pytest.param("v5e:2x2", "splash_mqa_fwd", "full", 2, marks=pytest.mark.nightly),
+    ],
+)
+def test_results_of_attention_that_are_kept_are_not_computed_again(
+    target, kernel, remat, count, devices
+):
+    read = _read("step", "padded", devices(target), remat=remat)
+    forward = [one.line for one in read.operations if kernel in one.line]
+    assert len(forward) == count, "once in the loop of each pass"
 
 
 @pytest.mark.parametrize(
