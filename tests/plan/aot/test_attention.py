@@ -87,18 +87,19 @@ def test_a_kernel_attends_and_no_array_has_the_scores_of_a_row(
 @pytest.mark.parametrize(
     ("target", "kernel", "remat", "count"),
     [
-        ("h100:4", '"__cudnn$fmhaSoftmax"', "attention", 1),
-        pytest.param("h100:4", '"__cudnn$fmhaSoftmax"', "full", 2, marks=pytest.mark.nightly),
-        pytest.param("v5e:2x2", "splash_mqa_fwd", "attention", 1, marks=pytest.mark.nightly),
-        pytest.param("v5e:2x2", "splash_mqa_fwd", "full", 2, marks=pytest.mark.nightly),
+        ("h100:4", '"__cudnn$fmhaSoftmax"', "attention", 2),
+        pytest.param("h100:4", '"__cudnn$fmhaSoftmax"', "full", 3, marks=pytest.mark.nightly),
+        pytest.param("v5e:2x2", "splash_mqa_fwd", "attention", 2, marks=pytest.mark.nightly),
+        pytest.param("v5e:2x2", "splash_mqa_fwd", "full", 3, marks=pytest.mark.nightly),
     ],
 )
 def test_results_of_attention_that_are_kept_are_not_computed_again(
     target, kernel, remat, count, devices
 ):
     read = _read("step", "padded", devices(target), remat=remat)
-    forward = [one.line for one in read.operations if kernel in one.line]
-    assert len(forward) == count, "once in the loop of each pass"
+    calls = [one.line for one in read.operations if " custom-call(" in one.line]
+    forward = [line for line in calls if kernel in line]
+    assert len(forward) == count, "in the reference's pass, the forward pass, and perhaps again"
 
 
 @pytest.mark.parametrize(
