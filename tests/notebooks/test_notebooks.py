@@ -16,8 +16,8 @@ from nbclient.exceptions import CellExecutionError
 from PIL import Image
 
 from rl_sync.checkpoints.snapshots import latest_snapshot
-from rl_sync.records.rollouts.record_parts import parts_in
 from rl_sync.workdir import Workdir
+from tests.records.judgement_lines import read_judgements
 from tests.runs.conftest import quickly, session_directory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -287,10 +287,7 @@ def _check_devices(book, workdir, judge):
     config = json.loads(workdir.config.read_text())
     assert config["trainer"]["mesh"]["fsdp"] == (2 if judge else 4)
     assert config["explorer"]["mesh"]["data"] == (2 if judge else 4)
-    lines = [
-        line for part in parts_in(workdir.judgements) for line in part.path.read_text().splitlines()
-    ]
-    terms = [json.loads(line)["components"] for line in lines]
+    terms = [one["components"] for one in read_judgements(workdir)]
     assert terms
     assert all(("self_judge" in term) == bool(judge) for term in terms)
     printed = json.dumps(_outputs(book))

@@ -36,6 +36,7 @@ from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.workdir import Workdir
 from tests.models.meshes import layout
+from tests.records.judgement_lines import read_judgements
 from tests.runs import in_memory, threads
 from tests.runs.forks import POSSIBLE, server_with
 from tests.runs.living import TIMEOUT_SECS, reached, wait_for
@@ -148,6 +149,10 @@ class RunRecord:
     @property
     def ledger(self) -> list[dict[str, Any]]:
         return read_ledger(self.workdir)
+
+    @property
+    def judged(self) -> list[dict[str, Any]]:
+        return read_judgements(self.workdir)
 
     def spans(self, *kinds: SpanKind, role: str = "") -> list[Span]:
         spans = read_spans(self.workdir)

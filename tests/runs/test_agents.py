@@ -1,6 +1,5 @@
 """A whole run whose episodes are played by a program that knows nothing of it."""
 
-import json
 import sys
 
 import pytest
@@ -34,8 +33,7 @@ def test_a_run_learns_from_the_conversations_and_the_outcomes_of_an_agent(runs):
         assert step["episode/segments"] == 2.0
         assert step["episode/turns"] == step["episode/asked"] + 1
         assert step["reward/environment"] == step["reward/environment/parity"]
-    lines = run.workdir.judgements.read_text().splitlines()
-    rewards = [json.loads(line)["episode"]["rewards"]["parity"] for line in lines]
+    rewards = [one["episode"]["rewards"]["parity"] for one in run.judged]
     assert set(rewards) == {0.0, 1.0}
 
 

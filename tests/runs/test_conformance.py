@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 
@@ -255,7 +254,7 @@ def test_nothing_is_lost_or_doubled(runs, name):
 def test_environments_get_all_fields_of_their_row_in_training_and_in_evaluations(runs, name):
     run = run_of(runs, name)
     task = wiring.load_task(run.settings)
-    judged = [json.loads(line) for line in run.workdir.judgements.read_text().splitlines()]
+    judged = run.judged
     kinds: dict[bool, set[int]] = {False: set(), True: set()}
     for one in judged:
         prompts = task.held_out if one["held_out"] else task.train

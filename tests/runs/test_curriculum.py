@@ -185,7 +185,7 @@ def test_each_set_of_a_mixture_has_its_own_reward_and_environment(memory_runs, s
         *flags(mode), *MIXTURE, f"--config.seed={seed}", f"--config.task.mixture.weights={weights}"
     )
     task = wiring.load_task(run.settings)
-    judged = [json.loads(line) for line in run.workdir.judgements.read_text().splitlines()]
+    judged = run.judged
     of_sets = collections.Counter()
     for one in judged:
         fields = (task.held_out if one["held_out"] else task.train)[one["problem"]].fields

@@ -8,7 +8,6 @@ import collections
 import numpy as np
 import pytest
 
-from rl_sync.records.json_lines import read_json_lines
 from rl_sync.records.metrics import read_metrics
 from rl_sync.roles.assembly import wiring
 from rl_sync.tasks.order import prompt_at
@@ -89,7 +88,7 @@ def test_the_mean_reward_is_of_all_groups_that_were_generated(memory_runs):
     trained = {
         step["step"]: {group["lease_id"] for group in step["groups"]} for step in run.consumed
     }
-    for judged in read_json_lines(run.workdir.judgements):
+    for judged in run.judged:
         if (step := steps.get(judged["lease"])) is not None:
             rewards[step].append(judged["score"])
             if judged["lease"] in trained[step]:

@@ -1,7 +1,6 @@
 """Runs whose environments fail: in processes of their own, which cost their own episodes."""
 
 import collections
-import json
 
 import pytest
 
@@ -31,7 +30,7 @@ def test_an_environment_that_fails_costs_its_own_episodes(runs):
     )
     assert [len(step["groups"]) for step in run.consumed] == [8] * 4
     whys = collections.defaultdict(set)
-    judged = [json.loads(line) for line in run.workdir.judgements.read_text().splitlines()]
+    judged = run.judged
     for one in judged:
         assert (one["score"] is None) == bool(one["episode"]["why"]), one
         if one["score"] is None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from rl_sync.checkpoints.best_snapshot import read_best
@@ -47,5 +45,5 @@ def test_explorers_at_their_own_pace_evaluate_while_the_trainer_goes_on(runs):
     lines = read_metrics(run.workdir, "evaluation")
     assert sorted(line["step"] for line in lines) == sorted([0, *by_explorer, 12])
     assert all(line["problems"] == 32 for line in lines)
-    judged = [json.loads(line) for line in run.workdir.judgements.read_text().splitlines()]
+    judged = run.judged
     assert sum(one["held_out"] for one in judged) == 32 * (len(lines) + 1), "and one probe"

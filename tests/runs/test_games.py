@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -117,7 +116,7 @@ def played(run):
         assert step["gradient_norm"] > 0
         assert step["reward/unjudged"] == 0.0
     task = wiring.load_task(run.settings)
-    judged = [json.loads(line) for line in run.workdir.judgements.read_text().splitlines()]
+    judged = run.judged
     assert {one["held_out"] for one in judged} == {True, False}
     for one in judged:
         assert one["episode"]["reason"] in ENDED, one["episode"]

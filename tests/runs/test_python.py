@@ -1,7 +1,5 @@
 """A whole run whose policy calls Python, in the sandbox, before it answers."""
 
-import json
-
 import pytest
 
 from rl_sync.records.metrics import read_metrics
@@ -54,7 +52,7 @@ def test_a_policy_calls_python_and_the_tasks_reward_judges_its_answer(runs, toke
         assert step["episode/turns"] > 1.5
         assert step["episode/segments"] == 1.0
         assert 0.0 <= step["reward/exact"] <= 1.0
-    judged = [json.loads(line) for line in run.workdir.judgements.read_text().splitlines()]
+    judged = run.judged
     ended = [one["episode"] for one in judged if one["episode"]["reason"] == "done"]
     assert any(one["metrics"].get("calls", 0) >= 1 and one["turns"] >= 2 for one in ended)
     assert all(one["rewards"] == {} for one in ended)

@@ -25,8 +25,9 @@ def test_the_page_names_every_field_of_the_records(runs):
     run = runs.get(*flags("asynchronous"), EMBEDDED)
     page = (ROOT / "docs" / "records.md").read_text()
     described = set(re.findall(r"`([a-z_]+)`", page))
-    files = [run.workdir.ledger, run.workdir.consumed, run.workdir.judgements]
-    for path in [*files, *run.workdir.spans.iterdir()]:
+    files = [run.workdir.ledger, run.workdir.consumed]
+    folders = run.workdir.judgements, run.workdir.spans
+    for path in [*files, *(path for folder in folders for path in folder.iterdir())]:
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         assert lines, path
         left_out = {name for line in lines for name in _names(line)} - described

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -107,7 +106,7 @@ def test_a_run_goes_on_when_one_of_its_reward_servers_is_killed(serve, tmp_path)
     run = RunRecord(workdir, output)
     assert len(run.consumed) == 16
     assert f"The reward server at {first} is lost" in workdir.log("master").read_text()
-    lines = [json.loads(line) for line in workdir.judgements.read_text().splitlines()]
+    lines = run.judged
     assert all(line["score"] is not None for line in lines)
     of_leases = [line["lease"] for line in lines if line["lease"] >= 0]
     trained = [lease for step in run.consumed for lease in (g["lease_id"] for g in step["groups"])]

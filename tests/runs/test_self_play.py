@@ -1,7 +1,6 @@
 """Runs in which the policy plays against itself, in processes of their own."""
 
 import collections
-import json
 
 import pytest
 
@@ -45,7 +44,7 @@ def test_a_policy_plays_against_itself_in_every_mode(runs, mode, opponent):
     run = runs.get(
         *GAME, f"--config.sync.mode={mode}", f"--config.environment.opponent={opponent}", *several
     )
-    judged = [json.loads(line) for line in run.workdir.judgements.read_text().splitlines()]
+    judged = run.judged
     assert not [one for one in judged if one["score"] is None]
     seats = collections.defaultdict(set)
     for one in judged:

@@ -4,7 +4,6 @@ import collections
 
 import pytest
 
-from rl_sync.records.json_lines import read_json_lines
 from rl_sync.records.metrics import read_metrics
 from tests.runs.conftest import flags
 
@@ -25,7 +24,7 @@ FILTERED = (*SHAPED, "--config.algorithm.filter=outcome", "--config.algorithm.ma
 def _scores(run):
     """Returns the scores of each group, by its lease: by the term for the outcome, and in all."""
     outcomes, scores = collections.defaultdict(set), collections.defaultdict(set)
-    for one in read_json_lines(run.workdir.judgements):
+    for one in run.judged:
         outcomes[one["lease"]].add(one["components"]["exact"])
         scores[one["lease"]].add(one["score"])
     return outcomes, scores

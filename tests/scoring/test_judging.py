@@ -12,7 +12,6 @@ import pytest
 
 from rl_sync.isolation.codec import decode, encode
 from rl_sync.messages.scoring_calls import CompletionToScore, ScoredCompletion
-from rl_sync.records.json_lines import read_json_lines
 from rl_sync.records.rollouts.record_parts import parts_in, removed_parts
 from rl_sync.records.span_reader import read_spans
 from rl_sync.records.spans import SpanRecorder
@@ -24,6 +23,7 @@ from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
 from rl_sync.thoughts import marks_of
 from rl_sync.types import NO_LEASE, Prompt
 from rl_sync.workdir import Workdir
+from tests.records.judgement_lines import read_judgements
 
 TASK = types.SimpleNamespace(
     train=[Prompt(0, "1+1=", "2", {"size": 3}), Prompt(1, "2+2=", "4")],
@@ -235,8 +235,7 @@ def test_judgements_are_recorded_with_their_reasons(tmp_path, record, count):
     desk = Desk(tmp_path, record=record)
     desk("1", "?", "0")
     desk.judging.close()
-    parts = parts_in(Workdir(tmp_path).judgements)
-    records = [record for part in parts for record in read_json_lines(part.path)]
+    records = read_judgements(tmp_path)
     assert len(records) == count
     if count == 3:
         first, lost, _ = records
@@ -251,8 +250,7 @@ def test_the_oldest_judgements_go_and_a_later_master_goes_on(tmp_path):
         for score in part:
             desk(score)
         desk.judging.close()
-    records = [record for part in parts_in(folder) for record in read_json_lines(part.path)]
-    kept = [str(record["score"]) for record in records]
+    kept = [str(record["score"]) for record in read_judgements(tmp_path)]
     assert kept == scores[-len(kept) :], "the newest stay, each once, in order"
     size = sum(part.path.stat().st_size for part in parts_in(folder))
     assert 1500 < size <= 2000

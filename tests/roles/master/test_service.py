@@ -53,9 +53,7 @@ from rl_sync.messages.run_result import Best, LogprobGap, RunResult, Skipped, Su
 from rl_sync.messages.run_status import RoleStatus
 from rl_sync.messages.scoring_calls import CompletionToScore, RequestScores, ScoredCompletion
 from rl_sync.messages.weight_calls import AskNewest
-from rl_sync.records.json_lines import read_json_lines
 from rl_sync.records.metrics import read_metrics
-from rl_sync.records.rollouts.record_parts import parts_in
 from rl_sync.records.run_outcome import read_outcome, read_versions
 from rl_sync.records.spans import Span, SpanKind
 from rl_sync.roles.evaluation.master_evaluations import EvaluationResult
@@ -64,13 +62,9 @@ from rl_sync.settings.config_reading import read_settings
 from rl_sync.workdir import Workdir
 from tests.page.small_run import append
 from tests.records.full_disk import files_of_at_most
+from tests.records.judgement_lines import read_judgements
 from tests.roles.master.test_unsolved import CHECKPOINT
 from tests.settings.changed import settings_with
-
-
-def judged_lines(workdir):
-    parts = parts_in(Workdir(workdir).judgements)
-    return [line for part in parts for line in read_json_lines(part.path)]
 
 
 @pytest.fixture
@@ -249,7 +243,7 @@ def test_completions_are_judged_by_the_tasks_reward(master, tmp_path):
     ]
     assert judged.admitted == [17]
     deadline = time.monotonic() + 10  # Judgements are recorded after the verdicts are given.
-    while len(records := judged_lines(tmp_path)) < 3:
+    while len(records := read_judgements(tmp_path)) < 3:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert [one["score"] for one in records] == [1.0, 1.0, 0.0]
@@ -306,9 +300,9 @@ def test_an_evaluation_is_measured_when_all_its_completions_are_judged(master, t
     assert line["accuracy_high"] < 0.5
     # Nobody waits for the records of judgements, which a thread of their own writes.
     end = time.monotonic() + 10
-    while len(judged_lines(tmp_path)) < 8 and time.monotonic() < end:
+    while len(read_judgements(tmp_path)) < 8 and time.monotonic() < end:
         time.sleep(0.01)
-    assert len(judged_lines(tmp_path)) == 8
+    assert len(read_judgements(tmp_path)) == 8
     assert master(AskKeptSnapshots()) == []
 
 
