@@ -64,7 +64,7 @@ Lines = list[dict[str, Any]]
 
 
 class Cell(NamedTuple):
-    """What a run is a sample of: keys of the tables above, and a mode of `seeds.Case`."""
+    """The kind of a run: keys of the tables above, and a mode of `seeds.Case`."""
 
     task: str
     trained: str

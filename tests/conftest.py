@@ -5,10 +5,13 @@ from __future__ import annotations
 import atexit
 import functools
 import gc
+import importlib
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import hypothesis
 import jax
@@ -70,6 +73,13 @@ QUICKLY_COMPILED = (
 _QUICK = "jax_disable_most_optimizations"
 
 MAPS, MOST_MAPS = Path("/proc/self/maps"), 40_000
+
+
+@pytest.fixture
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Imports modules of benchmarks/, which import each other by their names alone."""
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+    return importlib.import_module
 
 
 @pytest.fixture(autouse=True, scope="module")

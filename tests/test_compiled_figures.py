@@ -1,19 +1,15 @@
 """The table of figures of compiled programs."""
 
-import importlib
 import json
-from pathlib import Path
 
 import pytest
 
-_BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 LINE = {"case": "?", "planned_gb": 10.0, "peak_gb": 10.0, "link_gb": 2.0, "cache_copies": 0}
 
 
 @pytest.fixture
-def figures(monkeypatch):
-    monkeypatch.syspath_prepend(str(_BENCHMARKS))
-    return importlib.import_module("compiled_cases")
+def figures(benchmarks):
+    return benchmarks("compiled_cases")
 
 
 def test_each_line_of_the_table_is_of_one_case(figures):

@@ -1,17 +1,11 @@
 """The benchmark of the control plane, at a small size."""
 
-import importlib
-from pathlib import Path
-
 import pytest
-
-_BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(str(_BENCHMARKS))
-    return importlib.import_module("control_plane")
+def benchmark(benchmarks):
+    return benchmarks("control_plane")
 
 
 def test_the_master_handles_each_group_once(benchmark):

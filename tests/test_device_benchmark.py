@@ -1,6 +1,5 @@
 """The benchmark of a device: its table is written whatever happens to its parts."""
 
-import importlib
 import json
 import os
 import signal
@@ -22,39 +21,33 @@ _PYTHON = [sys.executable, "-c"]
 _LINE = '{"name": "speed", "value": 2.5, "unit": "GB/s", "beside": ""}'
 
 
-@pytest.fixture
-def module(monkeypatch):
-    monkeypatch.syspath_prepend(str(_BENCHMARKS))
-    return importlib.import_module
-
-
-def _run(module, tmp_path, program, secs=20.0):
+def _run(benchmarks, tmp_path, program, secs=20.0):
     """Runs a program in place of a part; returns its findings and its end."""
     found = []
-    process = module("device_parts.part_process").PartProcess(
+    process = benchmarks("device_parts.part_process").PartProcess(
         [*_PYTHON, program], tmp_path / "log", dict(os.environ)
     )
     return found, process.run(secs, found.append)
 
 
-def test_findings_arrive_and_the_end_is_told(module, tmp_path):
+def test_findings_arrive_and_the_end_is_told(benchmarks, tmp_path):
     program = f"print('{_LINE}', flush=True); print('{{\"end\": \"done\"}}')"
-    found, end = _run(module, tmp_path, program)
+    found, end = _run(benchmarks, tmp_path, program)
     assert end == "done"
     assert [(one.name, one.value, one.unit) for one in found] == [("speed", 2.5, "GB/s")]
 
 
-def test_a_part_that_hangs_is_ended_and_its_findings_stay(module, tmp_path):
+def test_a_part_that_hangs_is_ended_and_its_findings_stay(benchmarks, tmp_path):
     program = (
         f"import sys, time; print('{_LINE}', flush=True);"
         "print('slow work', file=sys.stderr, flush=True); time.sleep(60)"
     )
-    found, end = _run(module, tmp_path, program, secs=1.0)
+    found, end = _run(benchmarks, tmp_path, program, secs=1.0)
     assert end == "failed: not over after its 1 s; last: slow work"
     assert len(found) == 1
 
 
-def test_processes_that_a_part_started_in_groups_of_their_own_end_with_it(module, tmp_path):
+def test_processes_that_a_part_started_in_groups_of_their_own_end_with_it(benchmarks, tmp_path):
     program = (
         "import json, subprocess, sys, time\n"
         "one = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
@@ -62,21 +55,21 @@ def test_processes_that_a_part_started_in_groups_of_their_own_end_with_it(module
         "print(json.dumps({'name': 'pid', 'value': one.pid}), flush=True)\n"
         "time.sleep(60)\n"
     )
-    (found,), _ = _run(module, tmp_path, program, secs=1.5)
+    (found,), _ = _run(benchmarks, tmp_path, program, secs=1.5)
     stat = Path(f"/proc/{found.value}/stat")
     assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_a_part_that_is_killed_says_by_what_and_what_it_wrote_last(module, tmp_path):
+def test_a_part_that_is_killed_says_by_what_and_what_it_wrote_last(benchmarks, tmp_path):
     program = (
         "import os, signal, sys; print('low on memory', file=sys.stderr, flush=True);"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
-    _, end = _run(module, tmp_path, program)
+    _, end = _run(benchmarks, tmp_path, program)
     assert end == ("failed: ended by SIGKILL (out of the machine's memory?); last: low on memory")
 
 
-def test_a_part_that_raises_gives_the_reason_in_one_line(module, tmp_path):
+def test_a_part_that_raises_gives_the_reason_in_one_line(benchmarks, tmp_path):
     program = (
         f"import sys; sys.path.insert(0, {str(_BENCHMARKS)!r})\n"
         "from device_parts.part_process import serve\n"
@@ -87,7 +80,7 @@ def test_a_part_that_raises_gives_the_reason_in_one_line(module, tmp_path):
         "    raise ValueError('\\nfirst line\\nsecond line')\n"
         "sys.exit(serve(measure, PartOptions()))\n"
     )
-    found, end = _run(module, tmp_path, program)
+    found, end = _run(benchmarks, tmp_path, program)
     assert end == "failed: ValueError: first line"
     assert [one.name for one in found] == ["speed"]
 
@@ -108,9 +101,9 @@ def test_a_part_ends_with_the_process_that_asked_for_it(tmp_path):
     assert started.wait(20) == -signal.SIGKILL
 
 
-def test_the_table_is_whole_after_every_change(module, tmp_path):
-    finding = module("device_parts.finding").Finding
-    table = module("device_parts.result_table").ResultTable(
+def test_the_table_is_whole_after_every_change(benchmarks, tmp_path):
+    finding = benchmarks("device_parts.finding").Finding
+    table = benchmarks("device_parts.result_table").ResultTable(
         tmp_path / "new" / "v0.1", {"machine": "The device.", "decode": "Decoding."}, ["device.py"]
     )
     text, data = table.files
@@ -130,17 +123,17 @@ def test_the_table_is_whole_after_every_change(module, tmp_path):
 
 
 @pytest.fixture
-def with_parts(module, monkeypatch, tmp_path):
+def with_parts(benchmarks, monkeypatch, tmp_path):
     """Returns a function that runs given programs as parts, and returns the table."""
-    device = module("device")
-    part = module("device_parts.part_table").Part
+    device = benchmarks("device")
+    part = benchmarks("device_parts.part_table").Part
 
     def run(programs, minutes=1.0, least_secs=0.0):
         parts = {name: part("", "", "About it.", least_secs, 20.0) for name in programs}
         monkeypatch.setattr(device, "PARTS", parts)
         monkeypatch.setattr(device, "_command", lambda name, _: [*_PYTHON, programs[name]])
         about = {name: "About it." for name in programs}
-        table = module("device_parts.result_table").ResultTable(tmp_path / "t", about, ["x"])
+        table = benchmarks("device_parts.result_table").ResultTable(tmp_path / "t", about, ["x"])
         device.run_parts([*programs], SimpleNamespace(minutes=minutes), table)
         return table
 
@@ -162,8 +155,8 @@ def test_a_part_that_does_not_fit_in_the_time_left_is_skipped(with_parts):
     assert table.statuses() == {"one": "skipped: 10 s are left, and it needs 11"}
 
 
-def test_packages_that_are_missing_or_too_old_are_named_as_pip_takes_them(module, monkeypatch):
-    device = module("device")
+def test_packages_that_are_missing_or_too_old_are_named_as_pip_takes_them(benchmarks, monkeypatch):
+    device = benchmarks("device")
     known = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     assert {*device.UNUSED} <= {one.partition(">=")[0] for one in known}
     assert device.missing_packages() == []
@@ -178,8 +171,11 @@ def test_packages_that_are_missing_or_too_old_are_named_as_pip_takes_them(module
     assert [one.partition(">=")[0] for one in device.missing_packages()] == ["flax", "orjson"]
 
 
-def test_parts_keep_their_order_and_wrong_names_are_refused(module):
-    device, options = module("device"), module("device_parts.finding").PartOptions
+def test_parts_keep_their_order_and_wrong_names_are_refused(benchmarks):
+    device, options = (
+        benchmarks("device"),
+        benchmarks("device_parts.finding").PartOptions,
+    )
     assert device.chosen("step,tokens", options()) == ["machine", "tokens", "step"]
     assert "smollm2" not in device.chosen("", options())
     assert "smollm2" in device.chosen("", options(smollm2=Path("there")))
@@ -189,14 +185,14 @@ def test_parts_keep_their_order_and_wrong_names_are_refused(module):
         device.chosen("smollm2", options())
 
 
-def test_each_part_has_its_function(module):
-    for part in module("device_parts.part_table").PARTS.values():
-        assert callable(getattr(module(f"device_parts.{part.module}"), part.function))
+def test_each_part_has_its_function(benchmarks):
+    for part in benchmarks("device_parts.part_table").PARTS.values():
+        assert callable(getattr(benchmarks(f"device_parts.{part.module}"), part.function))
         assert part.least_secs < part.most_secs
 
 
-def test_weights_have_the_same_bits_everywhere_and_a_spread(module):
-    random_weights = module("device_parts.model_shape").random_weights
+def test_weights_have_the_same_bits_everywhere_and_a_spread(benchmarks):
+    random_weights = benchmarks("device_parts.model_shape").random_weights
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     abstract = {
         "kernel": jax.ShapeDtypeStruct((64, 48), jnp.float32, sharding=place),
@@ -218,8 +214,8 @@ def test_weights_have_the_same_bits_everywhere_and_a_spread(module):
     assert made["bias"].tolist() == [0] * 5
 
 
-def test_first_differences_are_ties_only_if_both_tokens_are_equally_likely(module):
-    difference = module("device_parts.greedy_tokens").difference
+def test_first_differences_are_ties_only_if_both_tokens_are_equally_likely(benchmarks):
+    difference = benchmarks("device_parts.greedy_tokens").difference
     ours = {
         "tokens": [[1, 2, 3], [1, 2, 3], [1, 2, 3]],
         "logprobs": [[-1.0, -2.0, -3.0]] * 3,
@@ -232,9 +228,9 @@ def test_first_differences_are_ties_only_if_both_tokens_are_equally_likely(modul
 
 
 @pytest.mark.nightly
-def test_attention_far_from_the_reference_fails_the_part(module, monkeypatch):
-    kernels = module("device_parts.attention_kernels")
-    options = module("device_parts.finding").PartOptions(small=True)
+def test_attention_far_from_the_reference_fails_the_part(benchmarks, monkeypatch):
+    kernels = benchmarks("device_parts.attention_kernels")
+    options = benchmarks("device_parts.finding").PartOptions(small=True)
     monkeypatch.setattr(kernels, "_SMALL_SHAPES", kernels._SMALL_SHAPES[:1])
     monkeypatch.setattr(kernels, "_INTERPRETED", ())
     way = kernels._way
@@ -252,9 +248,9 @@ def test_attention_far_from_the_reference_fails_the_part(module, monkeypatch):
 
 
 @pytest.mark.nightly
-def test_a_decode_step_far_from_the_definition_fails_the_part(module, monkeypatch):
-    decode = module("device_parts.decode_attention")
-    options = module("device_parts.finding").PartOptions(small=True)
+def test_a_decode_step_far_from_the_definition_fails_the_part(benchmarks, monkeypatch):
+    decode = benchmarks("device_parts.decode_attention")
+    options = benchmarks("device_parts.finding").PartOptions(small=True)
     assert len([*decode.compare(options)]) == 2
     right = decode.attend_new
 
@@ -267,9 +263,9 @@ def test_a_decode_step_far_from_the_definition_fails_the_part(module, monkeypatc
 
 
 @pytest.mark.nightly
-def test_the_fetched_weights_must_be_the_published_ones(module, monkeypatch):
-    transfers = module("device_parts.transfers")
-    options = module("device_parts.finding").PartOptions(small=True)
+def test_the_fetched_weights_must_be_the_published_ones(benchmarks, monkeypatch):
+    transfers = benchmarks("device_parts.transfers")
+    options = benchmarks("device_parts.finding").PartOptions(small=True)
     monkeypatch.setattr(transfers, "_TRANSFERS", {"deltas": transfers._deltas})
     found = {one.name: one for one in transfers.measure(options)}
     assert {"device to host", "digest", "deltas: 3% of values changed"} <= found.keys()

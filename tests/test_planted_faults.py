@@ -13,14 +13,13 @@ _BENCHMARKS = ROOT / "benchmarks"
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(str(_BENCHMARKS))
-    return importlib.import_module("planted_faults")
+def benchmark(benchmarks):
+    return benchmarks("planted_faults")
 
 
 @pytest.fixture
-def copies(benchmark):
-    return importlib.import_module("planted_fault_copies")
+def copies(benchmarks):
+    return benchmarks("planted_fault_copies")
 
 
 def test_each_fault_can_be_planted_and_its_function_marked(benchmark, copies):

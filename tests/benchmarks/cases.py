@@ -150,7 +150,7 @@ CASES = (
         ],
     ),
     Case(
-        "benchmarks/control_plane.py --calls --explorers=2,4 --seeds=0 --secs=0.3",
+        "benchmarks/control_plane.py --calls --explorers=2,4 --seeds=0 --secs=1",
         [Table("explorers | 2 | 4", _CALLS)],
     ),
     Case(

@@ -1,6 +1,5 @@
 """The tables of models that fit one GPU are what their benchmark prints."""
 
-import importlib
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,8 @@ SMALL, LARGE = ["Qwen2.5-0.5B"], ["Qwen3-4B", "Qwen2.5-7B", "Llama-3.1-8B"]
 
 
 @pytest.fixture
-def cards(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("cards")
+def cards(benchmarks):
+    return benchmarks("cards")
 
 
 @pytest.fixture

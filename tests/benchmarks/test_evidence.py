@@ -1,7 +1,6 @@
 """EVIDENCE.md and the documents that it names say what the artifacts say."""
 
 import hashlib
-import importlib
 import json
 import shutil
 from pathlib import Path
@@ -14,9 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def evidence(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("evidence")
+def evidence(benchmarks):
+    return benchmarks("evidence")
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Figures by commit: what is a regression, which lines are added, and their picture."""
 
-import importlib
 import os
 import subprocess
 import sys
@@ -29,19 +28,13 @@ OTHERS = {"products": 100.0, "interpreter": 500.0}
 """References as on another kind of machine."""
 
 
-@pytest.fixture
-def module(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module
-
-
 def _decoding(median):
     return LINE | {"speed": LINE["speed"] | {"decode": [median - 0.1, median, median + 0.1]}}
 
 
-def _checked(module, monkeypatch, first, second=None):
+def _checked(benchmarks, monkeypatch, first, second=None):
     """Returns the status of a check, and the pieces of work that it measured again."""
-    figures, asked = module("figures"), []
+    figures, asked = benchmarks("figures"), []
 
     def speed(rounds, only):
         asked.extend(only)
@@ -51,40 +44,40 @@ def _checked(module, monkeypatch, first, second=None):
     return figures.check(5, first, LINE), asked
 
 
-def test_a_regression_that_repeats_fails_with_a_line(module, monkeypatch, capsys):
-    status, asked = _checked(module, monkeypatch, _decoding(1.11), _decoding(1.12))
+def test_a_regression_that_repeats_fails_with_a_line(benchmarks, monkeypatch, capsys):
+    status, asked = _checked(benchmarks, monkeypatch, _decoding(1.11), _decoding(1.12))
     assert (status, asked) == (1, ["decode"])
     assert capsys.readouterr().out.splitlines()[-1] == (
         "speed decode grew from 1 to 1.11 and, measured again, 1.12: more than 10%."
     )
 
 
-def test_one_that_does_not_repeat_passes(module, monkeypatch, capsys):
-    status, asked = _checked(module, monkeypatch, _decoding(1.5), _decoding(1.02))
+def test_one_that_does_not_repeat_passes(benchmarks, monkeypatch, capsys):
+    status, asked = _checked(benchmarks, monkeypatch, _decoding(1.5), _decoding(1.02))
     assert (status, asked) == (0, ["decode"])
     assert "No figure is worse than at 0123456789" in capsys.readouterr().out
 
 
-def test_a_growth_of_nine_percent_passes_at_once(module, monkeypatch):
-    assert _checked(module, monkeypatch, _decoding(1.09)) == (0, [])
+def test_a_growth_of_nine_percent_passes_at_once(benchmarks, monkeypatch):
+    assert _checked(benchmarks, monkeypatch, _decoding(1.09)) == (0, [])
 
 
-def test_larger_programs_fail_without_another_measurement(module, monkeypatch, capsys):
+def test_larger_programs_fail_without_another_measurement(benchmarks, monkeypatch, capsys):
     programs = {"h100": {"cases": 2, "peak_gb": 30.0, "kernels": 441}}
-    assert _checked(module, monkeypatch, LINE | {"programs": programs}) == (1, [])
+    assert _checked(benchmarks, monkeypatch, LINE | {"programs": programs}) == (1, [])
     assert "programs h100 kernels grew from 400 to 441" in capsys.readouterr().out
 
 
-def test_a_new_quantity_passes_and_a_missing_one_is_told(module):
-    compare = module("figure_lines").compare
+def test_a_new_quantity_passes_and_a_missing_one_is_told(benchmarks):
+    compare = benchmarks("figure_lines").compare
     new = LINE | {"speed": LINE["speed"] | {"transfer": [8.0, 9.0, 10.0]}}
     assert compare(new, LINE) == ({}, ["speed transfer: there is no earlier figure."])
     assert compare(LINE, new) == ({}, ["speed transfer: it was not measured."])
 
 
-def test_sums_over_other_programs_are_not_compared(module):
+def test_sums_over_other_programs_are_not_compared(benchmarks):
     more = LINE | {"programs": {"h100": {"cases": 3, "peak_gb": 60.0, "kernels": 900}}}
-    worse, (note,) = module("figure_lines").compare(more, LINE)
+    worse, (note,) = benchmarks("figure_lines").compare(more, LINE)
     assert not worse
     assert note == "programs h100: 3 cases, and 2 before: not compared."
 
@@ -96,19 +89,19 @@ def test_sums_over_other_programs_are_not_compared(module):
         ({"reference_ms": OTHERS}, "of another kind"),
     ],
 )
-def test_speeds_of_another_library_or_machine_are_not_compared(module, change, told):
-    worse, (note,) = module("figure_lines").compare(_decoding(2.0) | change, LINE)
+def test_speeds_of_another_library_or_machine_are_not_compared(benchmarks, change, told):
+    worse, (note,) = benchmarks("figure_lines").compare(_decoding(2.0) | change, LINE)
     assert not worse
     assert told in note
 
 
-def test_a_machine_that_is_slower_in_everything_is_compared(module):
+def test_a_machine_that_is_slower_in_everything_is_compared(benchmarks):
     slower = {"reference_ms": {"products": 300.0, "interpreter": 150.0}}
-    assert module("figure_lines").compare(_decoding(2.0) | slower, LINE).worse
+    assert benchmarks("figure_lines").compare(_decoding(2.0) | slower, LINE).worse
 
 
-def test_a_line_is_added_once_a_commit_and_only_for_a_change(module, tmp_path):
-    figures, path = module("figures"), tmp_path / "figures.jsonl"
+def test_a_line_is_added_once_a_commit_and_only_for_a_change(benchmarks, tmp_path):
+    figures, path = benchmarks("figures"), tmp_path / "figures.jsonl"
     same = LINE | {"commit": "abc", "sizes": {"lines": 1029, "files": 10}}
     larger = LINE | {"commit": "def", "sizes": {"lines": 1031, "files": 10}}
     same["speed"] = _decoding(1.04)["speed"]
@@ -119,9 +112,9 @@ def test_a_line_is_added_once_a_commit_and_only_for_a_change(module, tmp_path):
     assert said == "figures.jsonl has a line of def: nothing is appended."
 
 
-def test_the_picture_draws_each_quantity_over_commits(module):
+def test_the_picture_draws_each_quantity_over_commits(benchmarks):
     newer = _decoding(1.2) | {"commit": "abc", "sizes": {"lines": 1100, "files": 10}}
-    figure = module("figure_lines").picture([LINE, newer])
+    figure = benchmarks("figure_lines").picture([LINE, newer])
     speed, programs, sizes, *_ = figure.axes
     (decode, judging) = speed.lines
     assert list(decode.get_ydata()) == [1.0, 1.2]
@@ -134,8 +127,8 @@ def test_the_picture_draws_each_quantity_over_commits(module):
     assert [label.get_text() for label in speed.get_xticklabels()] == ["0123456789", "abc"]
 
 
-def test_test_functions_are_counted_in_their_tiers(module, monkeypatch, tmp_path):
-    figures = module("figures")
+def test_test_functions_are_counted_in_their_tiers(benchmarks, monkeypatch, tmp_path):
+    figures = benchmarks("figures")
     (tmp_path / "tests").mkdir()
     gate = "mark." + "gate"  # Apart, as files are put into tiers by their text.
     of_both = f"def test_a():\n    pass\n\n\n@pytest.{gate}\ndef test_b():\n    pass\n"

@@ -1,25 +1,18 @@
 """The study of schedules: its cells, and its comparison seed by seed."""
 
-import importlib
-from pathlib import Path
-
 import pytest
 
 pytestmark = pytest.mark.gate
 
-ROOT = Path(__file__).resolve().parents[2]
+
+@pytest.fixture
+def schedules(benchmarks):
+    return benchmarks("schedules")
 
 
 @pytest.fixture
-def schedules(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("schedules")
-
-
-@pytest.fixture
-def sentences(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("short_sentences")
+def sentences(benchmarks):
+    return benchmarks("short_sentences")
 
 
 def line(schedule, seed, accuracy, correction="none", staleness=(0.0, 0.0, 1.0, 3.0)):
