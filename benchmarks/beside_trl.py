@@ -1,15 +1,24 @@
-"""Runs of a real model beside TRL's `GRPOTrainer`: seconds a step, and accuracy over time.
+"""A real model beside TRL's `GRPOTrainer`: accuracy over seconds, CPU seconds and steps.
 
     uv run --script benchmarks/real_model.py smollm2
-    python benchmarks/beside_trl.py --model=smollm2 [--seeds=0,1,2] [--steps=6] [--every=0]
+    python benchmarks/beside_trl.py --model=smollm2 [--seeds=0,1,2] [--steps=32] [--every=8]
+        [--longer=1] [--sides=rl_sync,trl,trl_bfloat16,trl_compiled]
+        [--results=runs/beside_trl.jsonl]
+    python benchmarks/beside_trl.py --report [--results=…]
 
-Both sides start from the same checkpoint, and train adapters of the same rank with the same batch,
+All sides start from the same checkpoint, and train adapters of the same rank with the same batch,
 learning rate and number of updates on the same problems, in turns, seed by seed. Ours is a whole
 run of configs/smollm2.py, whose explorer generates while the trainer computes; TRL's is one process
-in an environment of its own, which `uv` makes, and is left out if that cannot be made. A step's
-seconds are those from one step's end to the next one's; the first two steps, which compile, do not
-count. `--every` measures accuracy on the held-out problems every so many steps; without it nothing
-interrupts the steps.
+in an environment of its own, which `uv` makes, and is left out if that cannot be made.
+`trl_bfloat16` and `trl_compiled` are TRL with `bf16` and `torch_compile`, which the documentation
+of transformers recommends on CPUs. `--longer=4` gives us four times as many steps, as many as fit
+the time of TRL's. Each run adds a line to the results, and a run that has a line is not repeated.
+
+Seconds and CPU seconds count from the start of the command to the end of a step, with all that
+comes before: the start of the processes, compilation, and evaluations of the held-out problems
+every few steps (`--every`; 0 for none). CPU seconds are those of all processes. A step's seconds
+are those from one step's end to the next one's; steps that follow an evaluation and the first two
+steps, which compile, do not count.
 """
 
 from __future__ import annotations
@@ -21,69 +30,104 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import psutil
 import uv
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from rl_sync.configs import smollm2
+from rl_sync.records.json_lines import JsonLinesWriter, read_json_lines
 from rl_sync.records.metrics import read_metrics
+from rl_sync.records.span_reader import read_spans
+from rl_sync.records.spans import SpanKind
+from rl_sync.records.summary import of_kind
 from rl_sync.roles.assembly import wiring
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.run_settings import RunSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 PEER = Path(__file__).parent / "peers" / "trl_peer.py"
+OURS = "rl_sync"
+PEERS: dict[str, dict[str, Any]] = {
+    "trl": {},
+    "trl_bfloat16": {"bf16": True},
+    "trl_compiled": {"torch_compile": True},
+}
+"""Settings of TRL's sides beside those of the job."""
 UNCOUNTED = 2
+_COLOURS = {OURS: "#57A773", "trl": "#D9383A", "trl_bfloat16": "#E0A030", "trl_compiled": "#8E4EC6"}
+_EVERY_SECS = 0.5
 
 
-class Curve(NamedTuple):
-    """Measurements of one side.
+class Followed(NamedTuple):
+    """A command that has ended.
 
     Attributes:
-      secs: the seconds of each step that counts.
-      accuracy: the accuracy by number of steps.
+      began: its start, in Unix seconds.
+      times, cpu: moments in seconds since then, and the CPU seconds of its processes until then.
+      output: its standard output.
     """
 
-    secs: list[float]
-    accuracy: dict[int, float]
+    began: float
+    times: list[float]
+    cpu: list[float]
+    output: str
+
+    def cpu_at(self, times: Sequence[float]) -> list[float]:
+        """Returns the CPU seconds at other moments, in between by straight lines."""
+        return [round(float(x), 2) for x in np.interp(times, self.times, self.cpu)]
 
 
 def main() -> None:
-    """Measures both sides in turns, and prints a line for each seed."""
+    """Makes the runs that have no result yet, then reports."""
     arguments = _arguments()
-    is_possible, ratios = has_environment(), []
-    for seed in arguments.seeds:
-        flags = {
-            "model.path": str(arguments.model.resolve()),
-            "seed": seed,
-            "trainer.steps": arguments.steps,
-            "evaluation.every_steps": arguments.every,
-        }
-        if not arguments.every:  # A run evaluates at its start and its end anyway.
-            flags["evaluation.problems"] = 1
-        sides = {"rl_sync": ours(flags)}
-        if is_possible:
-            sides["TRL"] = trl(_settings(flags), arguments.every)
-            middle = [statistics.median(side.secs) for side in sides.values()]
-            ratios.append(middle[0] / middle[1])
-        for name, side in sides.items():
-            least, most = min(side.secs), max(side.secs)
-            print(
-                f"seed {seed}, {name}: {least:.1f} / {statistics.median(side.secs):.1f} /"
-                f" {most:.1f} s a step; accuracy after steps: {side.accuracy}",
-                flush=True,
-            )
-    if not ratios:
-        print("# TRL cannot be measured: uv cannot make its environment.")
-        return
-    print(
-        f"ratio of seconds a step, rl_sync to TRL: {min(ratios):.2f} /"
-        f" {statistics.median(ratios):.2f} / {max(ratios):.2f}"
-    )
+    writer = JsonLinesWriter(arguments.results)  # Creates the file if it is missing.
+    known = {(one["side"], one["seed"]) for one in read_json_lines(arguments.results)}
+    wanted = [*itertools.product(arguments.seeds, arguments.sides)]
+    cases = [(side, seed) for seed, side in wanted if (side, seed) not in known]
+    if not arguments.report:
+        if arguments.model is None:
+            sys.exit("--model=DIRECTORY names what benchmarks/real_model.py makes.")
+        if any(side in PEERS for side, _ in cases) and not _has_environment():
+            print("# TRL cannot be measured: uv cannot make its environment.")
+            cases = [(side, seed) for side, seed in cases if side not in PEERS]
+        for side, seed in cases:
+            writer.write(_run(side, seed, arguments))
+    writer.close()
+    lines = read_json_lines(arguments.results)
+    print("\n".join(report(lines)))
+    if lines and any(len(one["accuracy"]) > 1 for one in lines):
+        picture = arguments.results.with_suffix(".png")
+        figure(lines).savefig(picture, dpi=120, metadata={"Software": None})
+        print(f"\n{picture}")
 
 
-def ours(flags: dict[str, Any]) -> Curve:
+def _run(side: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Makes a run; returns its line of the results."""
+    flags = {
+        "model.path": str(arguments.model.resolve()),
+        "seed": seed,
+        "trainer.steps": arguments.steps * (arguments.longer if side == OURS else 1),
+        "evaluation.every_steps": arguments.every,
+    }
+    if not arguments.every:  # A run evaluates at its start and its end anyway.
+        flags["evaluation.problems"] = 1
+    given = {"side": side, "seed": seed, "every": arguments.every}
+    curve = _ours(flags) if side == OURS else _trl(side, _settings(flags), arguments.every)
+    ends = curve["secs"]
+    print(f"# seed {seed}, {side}: {len(ends)} steps in {ends[-1]:.0f} s", flush=True)
+    return given | curve
+
+
+def _ours(flags: dict[str, Any]) -> dict[str, Any]:
     """Makes a run of ours.
 
     Raises:
@@ -94,23 +138,26 @@ def ours(flags: dict[str, Any]) -> Curve:
         given = [f"--config.{name}={value}" for name, value in flags.items()]
         command = [sys.executable, "-m", "launcher", "--config=configs/smollm2.py", *given]
         command += [f"--config.workdir={workdir}", "--config.evaluation.by=trainer"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        if done.returncode:
-            sys.exit(f"The run failed:\n{done.stdout}\n{done.stderr}")
-        ends = [one["time"] for one in read_metrics(workdir, "rl")]
+        followed = _follow(command)
+        trained = of_kind(read_spans(workdir), SpanKind.TRAIN)
         evaluations = read_metrics(workdir, "evaluation")
-    secs = [after - before for before, after in itertools.pairwise(ends)]
-    accuracy = {one["step"]: one["accuracy"] for one in evaluations}
-    return Curve(secs[UNCOUNTED - 1 :], accuracy if flags["evaluation.every_steps"] else {})
+    ends = [round(span.end_secs - followed.began, 3) for span in trained]
+    accuracy = [[one["step"], one["accuracy"]] for one in evaluations]
+    return {
+        "secs": ends,
+        "cpu_secs": followed.cpu_at(ends),
+        "accuracy": accuracy if flags["evaluation.every_steps"] else [],
+        "versions": {name: version(name) for name in ("jax", "jaxlib")},
+    }
 
 
-def has_environment() -> bool:
+def _has_environment() -> bool:
     """Makes the environment of TRL's side; returns False if that is not possible."""
     command = [uv.find_uv_bin(), "sync", "--quiet", "--script", str(PEER)]
     return not subprocess.run(command, stdout=sys.stderr, check=False).returncode
 
 
-def trl(settings: RunSettings, every: int) -> Curve:
+def _trl(side: str, settings: RunSettings, every: int) -> dict[str, Any]:
     """Makes a run of TRL's.
 
     Raises:
@@ -118,16 +165,61 @@ def trl(settings: RunSettings, every: int) -> Curve:
     """
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder, "job.json")
-        job.write_text(json.dumps(_job(settings, every)))
-        command = [uv.find_uv_bin(), "run", "--quiet", "--script", str(PEER), str(job)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            sys.exit(f"TRL failed:\n{done.stderr[-2000:]}")
-    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
-    secs = [one["secs"] for one in said if "secs" in one]
-    return Curve(
-        secs[UNCOUNTED:], {one["step"]: one["accuracy"] for one in said if "accuracy" in one}
-    )
+        job.write_text(json.dumps({**_job(settings, every), "arguments": PEERS[side]}))
+        followed = _follow([uv.find_uv_bin(), "run", "--quiet", "--script", str(PEER), str(job)])
+    said = [json.loads(line) for line in followed.output.splitlines() if line.startswith('{"')]
+    ends = [round(one["ended"] - followed.began, 3) for one in said if "ended" in one]
+    return {
+        "secs": ends,
+        "cpu_secs": followed.cpu_at(ends),
+        "accuracy": [[one["step"], one["accuracy"]] for one in said if "accuracy" in one],
+        "versions": next(one["versions"] for one in said if "versions" in one),
+    }
+
+
+def _follow(command: Sequence[str]) -> Followed:
+    """Runs a command, and adds up the CPU seconds of its processes meanwhile.
+
+    Raises:
+      SystemExit: it failed.
+    """
+    began = time.time()
+    times, cpu = [0.0], [0.0]
+    known: dict[psutil.Process, float] = {}
+
+    def look() -> None:
+        try:
+            process = psutil.Process(running.pid)
+            family = [process, *process.children(recursive=True)]
+        except psutil.Error:
+            return
+        for one in family:
+            try:
+                spent = one.cpu_times()
+            except psutil.Error:  # It has just ended.
+                continue
+            known[one] = spent.user + spent.system
+        times.append(time.time() - began)
+        cpu.append(sum(known.values()))
+
+    def follow() -> None:
+        while not ended.wait(_EVERY_SECS):
+            look()
+
+    ended = threading.Event()
+    with tempfile.TemporaryFile("w+") as told:
+        running = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=told, text=True
+        )
+        follower = threading.Thread(target=follow)
+        follower.start()
+        output, _ = running.communicate()
+        ended.set()
+        follower.join()
+        told.seek(0)
+        if running.returncode:
+            sys.exit(f"{' '.join(command)} failed:\n{output[-2000:]}\n{told.read()[-2000:]}")
+    return Followed(began, times, cpu, output)
 
 
 def _settings(flags: dict[str, Any]) -> RunSettings:
@@ -167,14 +259,107 @@ def _job(settings: RunSettings, every: int) -> dict[str, Any]:
     }
 
 
+def report(lines: Sequence[dict[str, Any]]) -> list[str]:
+    """Writes the seconds a step of all seeds, and the accuracy over steps and seconds."""
+    rows = ["| | " + " | ".join(f"seed {seed}" for seed in _seeds(lines)) + " |"]
+    rows.append("|---" * (1 + len(_seeds(lines))) + "|")
+    for side in _sides(lines):
+        cells = [_spread(step_secs(one), ".1f") for one in _of(lines, side)]
+        rows.append(f"| {side}, s a step | {' | '.join(cells)} |")
+    evaluated = [one for one in lines if len(one["accuracy"]) > 1]
+    if not evaluated:
+        return rows
+    rows += ["", "| | steps | accuracy, % | seconds | CPU seconds |", "|---" * 5 + "|"]
+    for side in _sides(evaluated):
+        own = _of(evaluated, side)
+        for number, (step, _) in enumerate(own[0]["accuracy"]):
+            points = [_points(one)[number] for one in own if number < len(one["accuracy"])]
+            secs, cpu, accuracy = zip(*points, strict=True)
+            cells = [side, str(step), _spread(accuracy, ".1f")]
+            cells += [_spread(secs, ".0f"), _spread(cpu, ".0f")]
+            rows.append("| " + " | ".join(cells) + " |")
+    return rows
+
+
+def step_secs(line: dict[str, Any]) -> list[float]:
+    """Returns the seconds of the steps of a run that count."""
+    every = line["every"]
+    return [
+        after - before
+        for step, (before, after) in enumerate(itertools.pairwise(line["secs"]), 2)
+        if step > UNCOUNTED and not (every and (step - 1) % every == 0)
+    ]
+
+
+def figure(lines: Sequence[dict[str, Any]]) -> Figure:
+    """Draws the accuracy of each run over seconds and over CPU seconds, a colour for each side."""
+    drawing = Figure(figsize=(11, 4), layout="constrained")
+    FigureCanvasAgg(drawing)
+    axes = drawing.subplots(1, 2, sharey=True)
+    for axis, title, at in zip(axes, ("seconds", "CPU seconds"), (0, 1), strict=True):
+        for side in _sides(lines):
+            for number, one in enumerate(_of(lines, side)):
+                points = _points(one)
+                axis.plot(
+                    [point[at] for point in points],
+                    [point[2] for point in points],
+                    color=_COLOURS[side],
+                    label=None if number else side,
+                    marker="o",
+                    markersize=3,
+                )
+        axis.set_xlabel(f"{title} since the start of the command")
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("held-out accuracy, %")
+    axes[0].legend()
+    return drawing
+
+
+def _points(line: dict[str, Any]) -> list[tuple[float, float, float]]:
+    """Returns the seconds, the CPU seconds and the accuracy in percent of each evaluation."""
+    ends = [0.0, *line["secs"]], [0.0, *line["cpu_secs"]]
+    return [(ends[0][step], ends[1][step], 100 * value) for step, value in line["accuracy"]]
+
+
+def _of(lines: Sequence[dict[str, Any]], side: str) -> list[dict[str, Any]]:
+    return sorted((one for one in lines if one["side"] == side), key=lambda one: one["seed"])
+
+
+def _sides(lines: Sequence[dict[str, Any]]) -> list[str]:
+    return [side for side in (OURS, *PEERS) if _of(lines, side)]
+
+
+def _seeds(lines: Sequence[dict[str, Any]]) -> list[int]:
+    return sorted({one["seed"] for one in lines})
+
+
+def _spread(numbers: Sequence[float], form: str) -> str:
+    three = (min(numbers), statistics.median(numbers), max(numbers)) if numbers else ()
+    return " / ".join(format(number, form) for number in three)
+
+
+def _chosen(text: str) -> list[str]:
+    for side in text.split(","):
+        if side not in (OURS, *PEERS):
+            names = ", ".join((OURS, *PEERS))
+            raise argparse.ArgumentTypeError(f"{side!r} is not one of {names}")
+    return text.split(",")
+
+
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, required=True, help="what real_model.py made")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", type=Path, help="what real_model.py made")
     parser.add_argument(
         "--seeds", type=lambda text: [*map(int, text.split(","))], default=[0, 1, 2]
     )
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--every", type=int, default=0, help="steps between evaluations")
+    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--every", type=int, default=8, help="steps between evaluations")
+    parser.add_argument(
+        "--longer", type=int, default=1, help="how many times as many steps of ours"
+    )
+    parser.add_argument("--sides", type=_chosen, default=[OURS, "trl"])
+    parser.add_argument("--results", type=Path, default=ROOT / "runs" / "beside_trl.jsonl")
+    parser.add_argument("--report", action="store_true", help="only report the results so far")
     return parser.parse_args()
 
 

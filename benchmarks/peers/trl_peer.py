@@ -7,7 +7,7 @@
     uv run --script benchmarks/peers/trl_peer.py JOB.json
 
 The job is what `benchmarks/beside_trl.py` writes. A line of standard output that starts with `{"`
-has a step's seconds, or the accuracy on held-out problems after so many steps.
+has the end of a step in Unix seconds, or the accuracy on held-out problems after so many steps.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -39,21 +40,18 @@ def reward(completions: list[str], answer: list[str], **_: Any) -> list[float]:
     return [float(is_right(*pair)) for pair in zip(completions, answer, strict=True)]
 
 
-def say(**values: float) -> None:
+def say(**values: Any) -> None:
     print(json.dumps(values), flush=True)
 
 
 class Clock(TrainerCallback):
-    """Prints the seconds of each step, and the accuracy every few steps."""
+    """Prints the end of each step, and the accuracy every few steps."""
 
     def __init__(self, examine: Callable[[], float], every: int) -> None:
         self.examine, self.every = examine, every
 
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self.start = time.perf_counter()
-
     def on_step_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
-        say(step=state.global_step, secs=time.perf_counter() - self.start)
+        say(step=state.global_step, ended=time.time())
         if self.every and state.global_step % self.every == 0:
             say(step=state.global_step, accuracy=self.examine())
 
@@ -84,6 +82,7 @@ def accuracy(model: Any, tokenizer: Any, problems: list[dict[str, str]], job: An
 def main() -> None:
     with open(sys.argv[1]) as file:
         job = json.load(file)
+    say(versions={name: version(name) for name in ("torch", "transformers", "trl")})
     torch.manual_seed(job["seed"])
     tokenizer = AutoTokenizer.from_pretrained(job["model"], padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32)
@@ -109,7 +108,7 @@ def main() -> None:
                 epsilon=job["clip"],
                 temperature=1.0,
                 use_cpu=True,
-                bf16=False,
+                **{"bf16": False, **job["arguments"]},
                 gradient_checkpointing=False,
                 shuffle_dataset=False,
                 logging_steps=10**6,

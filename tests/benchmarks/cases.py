@@ -68,8 +68,20 @@ _ALGORITHMS = "staleness | PPO | decoupled PPO | CISPO | truncated IS | TOPR"
 
 CASES = (
     Case(
-        "benchmarks/beside_trl.py --model={model} --seeds=0 --steps=3",
-        lines=["seed 0, rl_sync: # / # / # s a step; accuracy after steps: {}"],
+        "benchmarks/beside_trl.py --model={model} --seeds=0 --steps=3 --every=0 --sides=rl_sync"
+        " --results={out}/beside_trl.jsonl",
+        [Table("| seed 0", ("rl_sync, s a step",))],
+    ),
+    Case(
+        "benchmarks/beside_trl.py --model={model} --seeds=0 --steps=4 --every=2 --longer=2"
+        " --results={out}/beside_trl_too.jsonl",
+        [
+            Table("| seed 0", ("rl_sync, s a step", "trl, s a step")),
+            Table(
+                "| steps | accuracy, % | seconds | CPU seconds", ("rl_sync",) * 5 + ("trl",) * 3
+            ),
+        ],
+        needs="TRL",
     ),
     Case(
         "benchmarks/cards.py --models=Qwen2.5-0.5B --cards=24",

@@ -50,7 +50,10 @@ def _is_run(*command):
 
 
 def _has_server():
-    script = ROOT / "rl_sync" / "replay" / "reverb_server.py"
+    return _has_environment(ROOT / "rl_sync" / "replay" / "reverb_server.py")
+
+
+def _has_environment(script):
     return _is_run(uv.find_uv_bin(), "sync", "--offline", "--script", str(script))
 
 
@@ -60,6 +63,10 @@ def _has_namespaces():
 
 MISSING = {
     "Reverb": (_has_server, "the environment of the Reverb server is not in uv's cache"),
+    "TRL": (
+        lambda: _has_environment(ROOT / "benchmarks" / "peers" / "trl_peer.py"),
+        "the environment of TRL is not in uv's cache",
+    ),
     "gguf": (lambda: importlib.util.find_spec("gguf"), "gguf is not installed"),
     "sys.monitoring": (lambda: hasattr(sys, "monitoring"), "sys.monitoring takes Python 3.12"),
     "wasmtime": (lambda: importlib.util.find_spec("wasmtime"), "wasmtime is not installed"),
