@@ -75,20 +75,20 @@ def _measure(
     count, length = like.rows.tokens.shape
     sizes = f"remat {remat}, {count} x {length:,} in microbatches of {rows}"
     started = time.perf_counter()
-    step = trainer.lower_step(trainer.abstract(), like).compile()
+    compiled = trainer.lower_step(trainer.abstract(), like).compile()
     yield Finding(f"{sizes}: compiling", time.perf_counter() - started, "s")
     state = _state(trainer)
     batch = trainer.place(_random_batch(like, trainer.model.vocab_size))
     secs = []
     for turn in range(rounds + 1):
         started = time.perf_counter()
-        state, metrics = step(state, batch)
+        state, metrics = Trainer.step.by(compiled, trainer, state, batch)
         loss = float(metrics["loss"])
         if turn:
             secs.append(time.perf_counter() - started)
     if not np.isfinite(loss) or float(metrics["skipped_updates"]):
         raise FloatingPointError(f"the loss of random tokens is {loss}, and the update was skipped")
-    compiler = CompiledProgramText.of(step).memory.peak
+    compiler = CompiledProgramText.of(compiled).memory.peak
     yield beside_plan(
         f"{sizes}: peak of the memory", planned, f"; the compiler: {compiler / 1e9:.3g} GB"
     )
