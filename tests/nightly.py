@@ -1,13 +1,13 @@
-"""The nightly tests in parts, and those of the gate, of which `.ci/run` runs one part each time.
+"""The nightly tests in parts, and those of other tiers, of which `.ci/run` runs one part each time.
 
     python -m tests.nightly                    # runs the part of the newest commit
     python -m tests.nightly --part=3           # another part
     python -m tests.nightly --plan             # prints all parts, and those of the last commits
-    python -m tests.nightly --tier=gate        # the same for the tests of the gate
+    python -m tests.nightly --tier=gate        # the same for the tests of the gate, or for `aot`
     python -m pytest -m nightly                # runs all parts
 
 A part has whole files, and takes about `Tier.part_secs` by `tests/measured_secs.json`, on a busy
-machine up to three times as long. A nightly file that takes longer than `Tier.piece_secs` is cut
+machine up to three times as long. A file that takes longer than `Tier.piece_secs` is cut
 into pieces. The commits of the main branch are counted in rounds, of as many commits as there are
 parts. Within a round each commit takes a part that no earlier one has, by its hash. So the commits
 of a round cover all parts, and runs of commits that are far apart take parts at random.
@@ -44,14 +44,23 @@ class Tier(NamedTuple):
       mark: their marker.
       part_secs: seconds of a part.
       piece_secs: maximum seconds of a piece of a file.
+      has_samples: whether tests with the marker `samples` leave cases to it.
     """
 
     mark: str
     part_secs: float
     piece_secs: float
+    has_samples: bool = True
 
 
-TIERS = {tier.mark: tier for tier in (Tier("nightly", 130.0, 120.0), Tier("gate", 200.0, math.inf))}
+TIERS = {
+    tier.mark: tier
+    for tier in (
+        Tier("nightly", 130.0, 120.0),
+        Tier("gate", 200.0, math.inf),
+        Tier("aot", 130.0, 120.0, has_samples=False),
+    )
+}
 
 
 class Piece(NamedTuple):
@@ -71,7 +80,9 @@ def pieces(tier: Tier) -> dict[Piece, float]:
     measured = measured_secs.read(tier.mark)
     found: dict[Piece, float] = {}
     for file in sorted((ROOT / "tests").rglob("test_*.py")):
-        if f"mark.{tier.mark}" in (text := file.read_text()) or "samples(" in text:
+        text = file.read_text()
+        marks = [f"mark.{tier.mark}", *(["samples("] if tier.has_samples else [])]
+        if any(mark in text for mark in marks):
             path = file.relative_to(ROOT).as_posix()
             secs = measured.get(path, UNMEASURED_SECS)
             count = max(1, math.ceil(secs / tier.piece_secs))
