@@ -52,4 +52,5 @@ def get_config() -> ConfigDict:
     config.task.shots = 0
     config.task.max_completion_tokens = 20
     config.rollout.stop_strings = ""
+    config.trainer.microbatch_rows = 4  # The trainer holds 4 GB; with all rows at once 9 GB.
     return config

@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from rl_sync.launcher import command_line
+from rl_sync.launcher.commands import plan
 from rl_sync.plan import compile_progress, compile_text
 from rl_sync.plan.compile_progress import CompileProgress, CompilingInterruptedError
 from rl_sync.plan.compile_text import describe_compiled
@@ -25,6 +27,8 @@ from rl_sync.plan.memory.memory_text import format_bytes
 from rl_sync.plan.targets import Target
 from rl_sync.roles.assembly import wiring
 from tests.plan.test_memory_text import settings_with
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_program_is_named_before_it_is_compiled(capsys):
@@ -180,6 +184,25 @@ def test_a_dtype_without_units_on_the_target_is_warned_of(uncompiled, target, dt
     if says:
         assert says in found[0]
         assert "use model.dtype=float16" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("target", "colocate", "says"),
+    [
+        ("t4:1", None, "take turns on 1"),
+        ("t4:1", False, "more than one such machine"),
+        ("t4:2", None, "have 1 + 1 of its 2 devices"),
+    ],
+)
+def test_the_target_decides_whether_roles_share_a_device(
+    uncompiled, capsys, target, colocate, says
+):
+    words = ["plan", f"--config={ROOT}/configs/arithmetic.py", f"--compile={target}"]
+    if colocate is not None:
+        words.append(f"--config.launch.colocate={colocate}")
+    assert plan.execute(command_line.parse(words)) == 0
+    (division,) = [x for x in capsys.readouterr().out.splitlines() if "Compiled for" in x]
+    assert says in division
 
 
 @pytest.mark.parametrize(("share", "count"), [(True, 1), (False, 2)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
@@ -33,6 +34,7 @@ def execute(arguments: Arguments) -> int:
     from rl_sync.roles.assembly import wiring
     from rl_sync.roles.teaching.teacher_models import teacher_models
     from rl_sync.roles.trainer.experience_pipeline import pipeline_of
+    from rl_sync.settings.config_reading import read_settings
 
     assert arguments.config is not None
     flags = arguments.flags
@@ -48,7 +50,9 @@ def execute(arguments: Arguments) -> int:
         print("\n" * (number > 0) + text(), flush=True)
     if "compile" in flags:
         print()
-        _compile(settings, task, flags["compile"])
+        # The target decides whether roles share a device, and not this machine.
+        placed = read_settings({**arguments.config.to_dict(), "workdir": settings.workdir}).launch
+        _compile(dataclasses.replace(settings, launch=placed), task, flags["compile"])
     return 0
 
 
