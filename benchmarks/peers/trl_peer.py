@@ -6,7 +6,7 @@
 
     uv run --script benchmarks/peers/trl_peer.py JOB.json
 
-The job is what `benchmarks/beside_trl.py` writes. A line of standard output that starts with `{"`
+The job is what `benchmarks/beside_peers.py` writes. A line of standard output that starts with `{"`
 has the end of a step in Unix seconds, or the accuracy on held-out problems after so many steps.
 """
 

@@ -13,7 +13,7 @@
 
     uv run --script benchmarks/peers/tunix_grpo_peer.py JOB.json
 
-The job is what `benchmarks/beside_trl.py` writes, and the lines are those of `trl_peer.py`.
+The job is what `benchmarks/beside_peers.py` writes, and the lines are those of `trl_peer.py`.
 
 Two things of Tunix 0.1.7 are mended: its Llama rotates by the base 1,000,000 whatever its
 configuration says, and its rollouts sample with the same noise in each step. Others stay: the end

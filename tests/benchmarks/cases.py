@@ -68,13 +68,13 @@ _ALGORITHMS = "staleness | PPO | decoupled PPO | CISPO | truncated IS | TOPR"
 
 CASES = (
     Case(
-        "benchmarks/beside_trl.py --model={model} --seeds=0 --steps=3 --every=0 --sides=rl_sync"
-        " --results={out}/beside_trl.jsonl",
+        "benchmarks/beside_peers.py --model={model} --seeds=0 --steps=3 --every=0 --sides=rl_sync"
+        " --results={out}/beside_peers.jsonl",
         [Table("| seed 0", ("rl_sync, s a step",))],
     ),
     Case(
-        "benchmarks/beside_trl.py --model={model} --seeds=0 --steps=4 --every=2 --longer=2"
-        " --results={out}/beside_trl_too.jsonl",
+        "benchmarks/beside_peers.py --model={model} --seeds=0 --steps=4 --every=2 --longer=2"
+        " --sides=rl_sync,trl --results={out}/beside_peers_too.jsonl",
         [
             Table("| seed 0", ("rl_sync, s a step", "trl, s a step")),
             Table(

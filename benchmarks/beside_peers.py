@@ -1,18 +1,19 @@
-"""A real model beside TRL's `GRPOTrainer`: accuracy over seconds, CPU seconds and steps.
+"""A real model beside TRL and Tunix: accuracy over seconds, CPU seconds and steps.
 
     uv run --script benchmarks/real_model.py smollm2
-    python benchmarks/beside_trl.py --model=smollm2 [--seeds=0,1,2] [--steps=32] [--every=8]
-        [--longer=1] [--sides=rl_sync,trl,trl_bfloat16,trl_compiled]
-        [--results=runs/beside_trl.jsonl]
-    python benchmarks/beside_trl.py --report [--results=…]
+    python benchmarks/beside_peers.py --model=smollm2 [--seeds=0,1,2] [--steps=32] [--every=8]
+        [--longer=1] [--sides=rl_sync,trl,trl_bfloat16,trl_compiled,tunix]
+        [--results=runs/beside_peers.jsonl]
+    python benchmarks/beside_peers.py --report [--results=…]
 
 All sides start from the same checkpoint, and train adapters of the same rank with the same batch,
 learning rate and number of updates on the same problems, in turns, seed by seed. Ours is a whole
-run of configs/smollm2.py, whose explorer generates while the trainer computes; TRL's is one process
-in an environment of its own, which `uv` makes, and is left out if that cannot be made.
-`trl_bfloat16` and `trl_compiled` are TRL with `bf16` and `torch_compile`, which the documentation
-of transformers recommends on CPUs. `--longer=4` gives us four times as many steps, as many as fit
-the time of TRL's. Each run adds a line to the results, and a run that has a line is not repeated.
+run of configs/smollm2.py, whose explorer generates while the trainer computes. TRL's
+`GRPOTrainer` and Tunix's `GRPOLearner` are each a process in an environment of its own, which `uv`
+makes, and are left out if that cannot be made. `trl_bfloat16` and `trl_compiled` are TRL with
+`bf16` and `torch_compile`, which the documentation of transformers recommends on CPUs. `--longer=4`
+gives us four times as many steps. Each run adds a line to the results, and a run that has a line is
+not repeated.
 
 Seconds and CPU seconds count from the start of the command to the end of a step, with all that
 comes before: the start of the processes, compilation, and evaluations of the held-out problems
@@ -54,16 +55,31 @@ from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.run_settings import RunSettings
 
 ROOT = Path(__file__).resolve().parents[1]
-PEER = Path(__file__).parent / "peers" / "trl_peer.py"
 OURS = "rl_sync"
-PEERS: dict[str, dict[str, Any]] = {
-    "trl": {},
-    "trl_bfloat16": {"bf16": True},
-    "trl_compiled": {"torch_compile": True},
+
+
+class Peer(NamedTuple):
+    """Another side: its script in peers/, and settings beside those of the job."""
+
+    script: str
+    arguments: dict[str, Any]
+
+    @property
+    def path(self) -> Path:
+        """Path of the script."""
+        return Path(__file__).parent / "peers" / self.script
+
+
+PEERS = {
+    "trl": Peer("trl_peer.py", {}),
+    "trl_bfloat16": Peer("trl_peer.py", {"bf16": True}),
+    "trl_compiled": Peer("trl_peer.py", {"torch_compile": True}),
+    "tunix": Peer("tunix_grpo_peer.py", {}),
 }
-"""Settings of TRL's sides beside those of the job."""
 UNCOUNTED = 2
-_COLOURS = {OURS: "#57A773", "trl": "#D9383A", "trl_bfloat16": "#E0A030", "trl_compiled": "#8E4EC6"}
+_COLOURS = dict(
+    zip((OURS, *PEERS), ("#57A773", "#D9383A", "#E0A030", "#8E4EC6", "#3F5F7F"), strict=True)
+)
 _EVERY_SECS = 0.5
 
 
@@ -96,9 +112,10 @@ def main() -> None:
     if not arguments.report:
         if arguments.model is None:
             sys.exit("--model=DIRECTORY names what benchmarks/real_model.py makes.")
-        if any(side in PEERS for side, _ in cases) and not _has_environment():
-            print("# TRL cannot be measured: uv cannot make its environment.")
-            cases = [(side, seed) for side, seed in cases if side not in PEERS]
+        for name in {side for side, _ in cases if side in PEERS}:
+            if not _has_environment(PEERS[name]):
+                print(f"# {name} cannot be measured: uv cannot make its environment.")
+                cases = [(side, seed) for side, seed in cases if side != name]
         for side, seed in cases:
             writer.write(_run(side, seed, arguments))
     writer.close()
@@ -121,7 +138,10 @@ def _run(side: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     if not arguments.every:  # A run evaluates at its start and its end anyway.
         flags["evaluation.problems"] = 1
     given = {"side": side, "seed": seed, "every": arguments.every}
-    curve = _ours(flags) if side == OURS else _trl(side, _settings(flags), arguments.every)
+    if side == OURS:
+        curve = _ours(flags)
+    else:
+        curve = _theirs(PEERS[side], _settings(flags), arguments.every)
     ends = curve["secs"]
     print(f"# seed {seed}, {side}: {len(ends)} steps in {ends[-1]:.0f} s", flush=True)
     return given | curve
@@ -151,22 +171,23 @@ def _ours(flags: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _has_environment() -> bool:
-    """Makes the environment of TRL's side; returns False if that is not possible."""
-    command = [uv.find_uv_bin(), "sync", "--quiet", "--script", str(PEER)]
+def _has_environment(peer: Peer) -> bool:
+    """Makes the environment of another side; returns False if that is not possible."""
+    command = [uv.find_uv_bin(), "sync", "--quiet", "--script", str(peer.path)]
     return not subprocess.run(command, stdout=sys.stderr, check=False).returncode
 
 
-def _trl(side: str, settings: RunSettings, every: int) -> dict[str, Any]:
-    """Makes a run of TRL's.
+def _theirs(peer: Peer, settings: RunSettings, every: int) -> dict[str, Any]:
+    """Makes a run of another side.
 
     Raises:
       SystemExit: it failed.
     """
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder, "job.json")
-        job.write_text(json.dumps({**_job(settings, every), "arguments": PEERS[side]}))
-        followed = _follow([uv.find_uv_bin(), "run", "--quiet", "--script", str(PEER), str(job)])
+        job.write_text(json.dumps({**_job(settings, every), "arguments": peer.arguments}))
+        command = [uv.find_uv_bin(), "run", "--quiet", "--script", str(peer.path), str(job)]
+        followed = _follow(command)
     said = [json.loads(line) for line in followed.output.splitlines() if line.startswith('{"')]
     ends = [round(one["ended"] - followed.began, 3) for one in said if "ended" in one]
     return {
@@ -229,7 +250,7 @@ def _settings(flags: dict[str, Any]) -> RunSettings:
 
 
 def _job(settings: RunSettings, every: int) -> dict[str, Any]:
-    """Returns the description of a run for TRL's side."""
+    """Returns the description of a run for other sides."""
     task = wiring.load_task(settings)
     ends = wiring.sampling(settings, task).stop_ids
     lines = [i for i in range(task.tokenizer.vocab_size) if "\n" in task.tokenizer.decode([i])]
@@ -358,7 +379,7 @@ def _arguments() -> argparse.Namespace:
         "--longer", type=int, default=1, help="how many times as many steps of ours"
     )
     parser.add_argument("--sides", type=_chosen, default=[OURS, "trl"])
-    parser.add_argument("--results", type=Path, default=ROOT / "runs" / "beside_trl.jsonl")
+    parser.add_argument("--results", type=Path, default=ROOT / "runs" / "beside_peers.jsonl")
     parser.add_argument("--report", action="store_true", help="only report the results so far")
     return parser.parse_args()
 

@@ -1,0 +1,272 @@
+"""The modes on a job of equal parts: who waits, how fast, how stale; measured and predicted.
+
+    python benchmarks/mode_pictures.py [--config=benchmarks/equal_parts.py] [--seeds=500:507]
+        [--modes=synchronous,…] [--rate=20mbit] [--steps=30] [--model=policy]
+        [--results=runs/mode_pictures.jsonl] [--timelines=docs/modes]
+    python benchmarks/mode_pictures.py --report [...]
+
+The job's rollouts, train steps and transfers take about equally long. The master and the trainer
+are on one host, and each explorer has a host of its own, whose link has the given rate; hosts are
+network namespaces, which takes root. `--rate=plain` leaves all on this machine's loopback. For each
+seed the modes run one after the other, and each run adds a line to the results; a run that has a
+line is not repeated. All runs begin with the same policy: an exported one (`--model`), or one that
+SFT makes each time.
+
+The table has the median over the seeds, with the least and the greatest. Each figure of `predicted`
+is `tune`'s, from the records of the same seed's synchronous run. `--timelines` is the folder for a
+timeline of each mode, from the runs of the first seed, of six steps after two thirds of the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import seeds
+from networks import Host, NetworkError, network
+
+from rl_sync.checkpoints.audit import audit
+from rl_sync.display.timeline_figure import draw_timeline
+from rl_sync.launcher import config_file
+from rl_sync.records.json_lines import JsonLinesWriter, read_json_lines
+from rl_sync.records.metrics import read_metrics
+from rl_sync.records.span_reader import read_spans
+from rl_sync.records.spans import SYNC_KINDS, SpanKind
+from rl_sync.records.summary import of_kind
+from rl_sync.role_names import TRAINER
+from rl_sync.settings.config_reading import read_settings
+from rl_sync.settings.run_settings import RunSettings
+from rl_sync.simulation.speed.measured_work import read_work
+from rl_sync.simulation.speed.prediction import figures_of, predict
+from rl_sync.simulation.speed.speed_plan import plan_of
+
+ROOT = Path(__file__).resolve().parents[1]
+PORT, SECRET = 7401, "7" * 64
+MEASURED = "synchronous"
+MODES: dict[str, dict[str, Any]] = {
+    MEASURED: {"sync.mode": "synchronous"},
+    "one_step_off_policy": {"sync.mode": "one_step_off_policy"},
+    "asynchronous": {"sync.mode": "asynchronous", "explorer.count": 1},
+    "multi_explorer": {"sync.mode": "multi_explorer"},
+    "interval 4, offset 0": {"sync.mode": "custom", "sync.interval": 4, "sync.offset": 0},
+    "interval 1, offset 4": {"sync.mode": "custom", "sync.interval": 1, "sync.offset": 4},
+}
+"""Settings of each mode; the number of explorers is the config's, unless the mode takes one."""
+FIGURES = {
+    "steps_an_hour": ("steps an hour", 1, ",.0f"),
+    "explorer_idle": ("explorers idle, %", 100, ".0f"),
+    "trainer_idle": ("trainer idle, %", 100, ".0f"),
+    "mean_staleness": ("mean staleness", 1, ".2f"),
+}
+"""Labels of figures, with a factor and a form; each is predicted too."""
+SIMULATED_SEEDS = range(4)
+DRAWN_STEPS = 6
+
+
+def run(case: str, seed: int, arguments: argparse.Namespace, folder: Path) -> Path:
+    """Makes a run; returns its work directory.
+
+    Raises:
+      SystemExit: it failed, or its records have faults.
+    """
+    workdir = folder / "run"
+    flags = {**MODES[case], "seed": seed, "workdir": workdir, "trainer.steps": arguments.steps}
+    if arguments.model is not None:
+        flags |= {"model.path": arguments.model.resolve(), "sft.steps": 0}
+    given = [f"--config={arguments.config}", *(f"--config.{k}={v}" for k, v in flags.items())]
+    names = [f"explorer{n + 1}" for n in range(_explorers(given))]
+    with network(arguments.rate, 1 + len(names)) as hosts:
+        elsewhere = {host.address for host in hosts[1:]} - {hosts[0].address}
+        if elsewhere:
+            given += [f"--config.launch.host={hosts[0].address}", f"--config.launch.port={PORT}"]
+            given.append(f"--config.launch.hosts={','.join(f'{name}=join' for name in names)}")
+        launcher = _started(hosts[0], ["-m", "launcher", *given], subprocess.PIPE)
+        joined = [
+            _started(
+                host,
+                ["-m", "launcher", "join", f"--process={name}", f"--run={hosts[0].address}:{PORT}"],
+                subprocess.DEVNULL,
+            )
+            for host, name in zip(hosts[1:] if elsewhere else (), names, strict=False)
+        ]
+        output, _ = launcher.communicate()
+        for one in joined:
+            try:
+                one.wait(30)
+            except subprocess.TimeoutExpired:
+                one.kill()
+    if launcher.returncode:
+        sys.exit(f"{case}, seed {seed}, failed:\n{output[-4000:]}")
+    if faults := audit(_settings(workdir), workdir):
+        sys.exit(f"{case}, seed {seed}: {faults}")
+    return workdir
+
+
+def _started(host: Host, words: Sequence[str], output: int) -> subprocess.Popen[str]:
+    variables = {**os.environ, "RL_SYNC_SECRET": SECRET, "PYTHONPATH": str(ROOT)}
+    command = host.command(sys.executable, *words)
+    return subprocess.Popen(
+        command, cwd=ROOT, env=variables, stdout=output, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def _explorers(given: Sequence[str]) -> int:
+    """Returns the number of explorers of a command line."""
+    from rl_sync.launcher import command_line
+
+    config = command_line.parse([*given]).config
+    assert config is not None
+    return read_settings(config.to_dict()).explorers
+
+
+def _settings(workdir: Path) -> RunSettings:
+    return read_settings(config_file.of_run(workdir).to_dict())
+
+
+def measured(workdir: Path) -> dict[str, Any]:
+    """Returns the figures of a run, its curve of rewards, and what its parts take."""
+    spans = read_spans(workdir)
+    steps = read_metrics(workdir, "rl")
+    accuracies = [one["accuracy"] for one in read_metrics(workdir, "evaluation")]
+    start = min(span.start_secs for span in of_kind(spans, SpanKind.ROLLOUT))
+    syncs = [span for span in spans if span.kind in SYNC_KINDS and span.role != TRAINER]
+    parts = {
+        "rollout": of_kind(spans, SpanKind.ROLLOUT),
+        "train step": of_kind(spans, SpanKind.TRAIN),
+        "transfer": syncs,
+    }
+    return {
+        "figures": figures_of(spans)._asdict(),
+        "parts": {
+            name: statistics.median(span.end_secs - span.start_secs for span in some)
+            for name, some in parts.items()
+            if some
+        },
+        "secs": [round(one["time"] - start, 2) for one in steps],
+        "reward": [round(one["reward_mean"], 4) for one in steps],
+        "accuracy": [accuracies[0], accuracies[-1]],
+    }
+
+
+def predictions(workdir: Path, steps: int) -> dict[str, dict[str, float]]:
+    """Predicts all modes from the records of a synchronous run."""
+    settings = _settings(workdir)
+    found = read_work(str(workdir), settings, os.cpu_count())
+    made = {}
+    for name, changes in MODES.items():
+        config = config_file.of_run(workdir).to_dict()
+        config["sync"].update(dict.fromkeys(("interval", "offset", "max_staleness", "pull")))
+        config["explorer"]["groups_per_lease"] = None
+        for key, value in changes.items():
+            section, _, setting = key.partition(".")
+            config[section][setting] = value
+        plan = plan_of(read_settings(config), steps=steps, in_parts=found.in_parts)
+        made[name] = predict(plan, found.work, SIMULATED_SEEDS)._asdict()
+    return made
+
+
+def report(lines: Sequence[dict[str, Any]]) -> list[str]:
+    """Writes the table of modes, with the predictions in brackets behind the figures."""
+    predicted = {one["seed"]: one["predicted"] for one in lines if "predicted" in one}
+    heads = [f"{label}: measured; predicted" for label, _, _ in FIGURES.values()]
+    heads = ["mode", "seeds", *heads, "reward of the last quarter", "held-out accuracy, %"]
+    rows = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for mode in MODES:
+        own = [one for one in lines if one["mode"] == mode]
+        if not own:
+            continue
+        cells = [f"`{mode}`" if mode.isidentifier() else mode, str(len(own))]
+        for name, (_, factor, form) in FIGURES.items():
+            real = [factor * one["figures"][name] for one in own]
+            told = [factor * predicted[s][mode][name] for s in _seeds(own) if s in predicted]
+            cells.append("; ".join(_spread(some, form) for some in (real, told) if some))
+        last = [statistics.mean(one["reward"][-(len(one["reward"]) // 4) :]) for one in own]
+        cells.append(_spread(last, ".2f"))
+        cells.append(_spread([100 * one["accuracy"][-1] for one in own], ".1f"))
+        rows.append("| " + " | ".join(cells) + " |")
+    own = [one for one in lines if one["mode"] == MEASURED]
+    if own:
+        parts = {name: [one["parts"][name] for one in own] for name in own[0]["parts"]}
+        said = ", ".join(f"{name} {_spread(some, '.2f')} s" for name, some in parts.items())
+        rows += ["", f"Parts of the synchronous run: {said}."]
+    return rows
+
+
+def _seeds(lines: Sequence[dict[str, Any]]) -> list[int]:
+    return [one["seed"] for one in lines]
+
+
+def _spread(numbers: Sequence[float], form: str) -> str:
+    middle = format(statistics.median(numbers), form)
+    if len(numbers) == 1:
+        return middle
+    return f"{middle} ({min(numbers):{form}} to {max(numbers):{form}})"
+
+
+def main() -> None:
+    """Makes the runs that have no result yet, then reports."""
+    arguments = _arguments()
+    writer = JsonLinesWriter(arguments.results)  # Creates the file if it is missing.
+    known = {(one["mode"], one["seed"]) for one in read_json_lines(arguments.results)}
+    for seed, mode in itertools.product(arguments.seeds, arguments.modes):
+        if arguments.report or (mode, seed) in known:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                workdir = run(mode, seed, arguments, Path(folder))
+            except NetworkError as error:
+                sys.exit(f"--rate={arguments.rate}: {error}")
+            line = {"mode": mode, "seed": seed, "rate": arguments.rate, **measured(workdir)}
+            if mode == MEASURED:
+                line["predicted"] = predictions(workdir, arguments.steps)
+            if arguments.timelines is not None and seed == arguments.seeds[0]:
+                _draw(mode, workdir, Path(folder), arguments)
+        writer.write(line)
+        print(f"# {mode}, seed {seed}: {json.dumps(line['figures'])[:110]}", flush=True)
+    writer.close()
+    print("\n".join(report(read_json_lines(arguments.results))))
+
+
+def _draw(mode: str, workdir: Path, folder: Path, arguments: argparse.Namespace) -> None:
+    first = max(1, min(arguments.steps * 2 // 3, arguments.steps - DRAWN_STEPS + 1))
+    steps = first, min(arguments.steps, first + DRAWN_STEPS - 1)
+    picture, _ = draw_timeline(workdir, folder, steps=steps, title=mode)
+    arguments.timelines.mkdir(parents=True, exist_ok=True)
+    shutil.copy(picture, arguments.timelines / f"{re.sub(r'[^a-z0-9]+', '-', mode)}.png")
+
+
+def _modes(text: str) -> list[str]:
+    names = re.split(r",(?! )", text)
+    for name in names:
+        if name not in MODES:
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {'; '.join(MODES)}")
+    return names
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--config", default="benchmarks/equal_parts.py")
+    parser.add_argument("--seeds", type=seeds.seeds_of, default=[*range(500, 508)])
+    parser.add_argument("--modes", type=_modes, default=[*MODES])
+    parser.add_argument("--rate", default="20mbit", help="of each host's link, or plain")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--model", type=Path, help="an exported policy, to begin without SFT")
+    parser.add_argument("--results", type=Path, default=ROOT / "runs" / "mode_pictures.jsonl")
+    parser.add_argument("--timelines", type=Path, help="where to draw timelines; none by default")
+    parser.add_argument("--report", action="store_true", help="only report the results so far")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
