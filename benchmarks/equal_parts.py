@@ -26,7 +26,6 @@ class WaitingCalculator:
       secs: seconds of a turn.
     """
 
-    inline = True
     charset = Calculator.charset
 
     def __init__(self, secs: float = 0.3) -> None:

@@ -29,7 +29,7 @@ from rl_sync.tasks.tokenizers.chat_writing import (
     write_chat,
 )
 from rl_sync.tasks.tokenizers.prompt_messages import SYSTEM_ROLES
-from rl_sync.tasks.tokenizers.special_tokens import Shield, SpecialTokens
+from rl_sync.tasks.tokenizers.special_tokens import Shield, SpecialTokens, encoded
 from rl_sync.tasks.tokenizers.tokenizer import Messages, Schemas, plain_text
 from rl_sync.thoughts import KNOWN, ThoughtMarks, marks_of
 
@@ -135,8 +135,12 @@ class PretrainedTokenizer:
         return dataclasses.replace(self, stop_ids=stop_ids)
 
     def encode(self, text: str) -> list[int]:
-        """Encodes a text, without special tokens around it."""
-        return self.backend.encode(text, add_special_tokens=False)
+        """Encodes a text, without special tokens around it.
+
+        Raises:
+          ValueError: the vocabulary has no token for a part of it, nor one for what is unknown.
+        """
+        return encoded(self.backend.encode, text, add_special_tokens=False)
 
     def encode_prompt(self, text: str) -> list[int]:
         """Encodes a prompt in the chat template, or without one after initial special tokens.
@@ -144,11 +148,12 @@ class PretrainedTokenizer:
         In the template, names of special tokens in the text are plain text.
 
         Raises:
-          ValueError: the template rejects the prompt, such as its system message.
+          ValueError: the template rejects the prompt, such as its system message, or the
+            vocabulary does, as in `encode`.
         """
         if self.chat:
             return self.encode_messages([{"role": "user", "content": text}])
-        return self._continued(self.backend.encode(text))
+        return self._continued(encoded(self.backend.encode, text))
 
     def encode_messages(self, messages: Messages, tools: Schemas = ()) -> list[int]:
         """Encodes a conversation as a prompt; see `Tokenizer`.

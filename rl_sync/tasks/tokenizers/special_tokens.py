@@ -12,6 +12,22 @@ from typing import Any
 _OPEN = "\U000f0000"
 _CLOSE = "\U000f0001"
 _MARK = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
+_SHOWN = 80
+
+
+def encoded(encode: Callable[..., list[int]], text: str, **options: Any) -> list[int]:
+    """Encodes a text by a method of a `transformers` tokenizer.
+
+    Raises:
+      ValueError: the vocabulary has no token for a part of it, nor one for what is unknown.
+    """
+    try:
+        return encode(text, **options)
+    except Exception as error:
+        if type(error) is not Exception:  # The library's own errors are of this very class.
+            raise
+        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+        raise ValueError(f"The tokenizer has no token for a part of {shown!r}: {error}") from error
 
 
 class SpecialTokens:
@@ -42,10 +58,15 @@ class SpecialTokens:
     def _encode(self) -> Callable[[str], list[int]]:
         # A copy, since encoding sets a flag here: another thread may be using the backend.
         encode = copy.deepcopy(self._backend).encode
-        return functools.partial(encode, add_special_tokens=False, split_special_tokens=True)
+        options = {"add_special_tokens": False, "split_special_tokens": True}
+        return functools.partial(encoded, encode, **options)
 
     def encode_as_text(self, text: str) -> list[int]:
-        """Encodes a text in which the names of special tokens are plain text."""
+        """Encodes a text in which the names of special tokens are plain text.
+
+        Raises:
+          ValueError: see `encoded`.
+        """
         ids = self._encode(text)
         if self.ids.isdisjoint(ids):
             return ids

@@ -5,6 +5,8 @@ import json
 import pytest
 from tokenizers import Tokenizer
 
+from rl_sync.environments.dialogue.bridge import Bridge
+from rl_sync.tasks.tokenizers import pretrained
 from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
 from rl_sync.tasks.tokenizers.tokenizer_files import token_ids, tokenizer_files
 
@@ -29,6 +31,18 @@ def test_an_unknown_character_is_an_error_there_too():
     same = Tokenizer.from_str(tokenizer_files(TOKENIZER)["tokenizer.json"])
     with pytest.raises(Exception, match=r"Missing .* token"):
         same.encode("1?")
+
+
+def test_a_policy_of_characters_says_which_text_it_cannot_encode(tmp_path):
+    for name, text in tokenizer_files(TOKENIZER).items():
+        (tmp_path / name).write_text(text)
+    same = pretrained.load(pretrained.TokenizerConfig(path=str(tmp_path)))
+    for encode in (same.encode, same.encode_prompt, same.encode_literally):
+        assert encode("12") == TOKENIZER.encode("12")
+        with pytest.raises(ValueError, match=r"no token for a part of '1\?': .*Missing"):
+            encode("1?")
+    assert not Bridge(same).can_say("(reply 1)")
+    assert Bridge(same).can_say("12")
 
 
 def test_token_ids_are_those_that_end_and_pad():
