@@ -28,7 +28,7 @@ class WaitingCalculator:
 
     charset = Calculator.charset
 
-    def __init__(self, secs: float = 0.3) -> None:
+    def __init__(self, secs: float = 0.15) -> None:
         self._secs, self._calculator = secs, Calculator()
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> Turn:
@@ -51,9 +51,10 @@ def get_config() -> ConfigDict:
     config.name = "equal_parts"
     config.environment.name = f"{__file__}:WaitingCalculator"
     config.explorer.count = 4
-    config.trainer.update({"steps": 30, "groups_per_step": 16, "group_size": 8, "processes": 2})
+    config.trainer.update({"steps": 20, "groups_per_step": 32, "group_size": 8, "processes": 2})
     config.trainer.mesh.data = 2
     config.sync.transfer = "server"
-    config.evaluation.every_steps = 0
+    config.optimizer.learning_rate = 2e-4
+    config.evaluation.update({"every_steps": 0, "problems": 128})
     config.checkpoint.every_steps = 0
     return config

@@ -1,7 +1,7 @@
 """The modes on a job of equal parts: who waits, how fast, how stale; measured and predicted.
 
     python benchmarks/mode_pictures.py [--config=benchmarks/equal_parts.py] [--seeds=500:507]
-        [--modes=synchronous,…] [--rate=20mbit] [--steps=30] [--model=policy]
+        [--modes=synchronous,…] [--rate=100mbit] [--steps=20] [--model=policy]
         [--results=runs/mode_pictures.jsonl] [--timelines=docs/modes]
     python benchmarks/mode_pictures.py --report [...]
 
@@ -168,6 +168,7 @@ def predictions(workdir: Path, steps: int) -> dict[str, dict[str, float]]:
         config = config_file.of_run(workdir).to_dict()
         config["sync"].update(dict.fromkeys(("interval", "offset", "max_staleness", "pull")))
         config["explorer"]["groups_per_lease"] = None
+        config["launch"]["hosts"] = ""
         for key, value in changes.items():
             section, _, setting = key.partition(".")
             config[section][setting] = value
@@ -259,8 +260,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--config", default="benchmarks/equal_parts.py")
     parser.add_argument("--seeds", type=seeds.seeds_of, default=[*range(500, 508)])
     parser.add_argument("--modes", type=_modes, default=[*MODES])
-    parser.add_argument("--rate", default="20mbit", help="of each host's link, or plain")
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--rate", default="100mbit", help="of each host's link, or plain")
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--model", type=Path, help="an exported policy, to begin without SFT")
     parser.add_argument("--results", type=Path, default=ROOT / "runs" / "mode_pictures.jsonl")
     parser.add_argument("--timelines", type=Path, help="where to draw timelines; none by default")
