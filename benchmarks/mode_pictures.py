@@ -12,9 +12,10 @@ seed the modes run one after the other, and each run adds a line to the results;
 line is not repeated. All runs begin with the same policy: an exported one (`--model`), or one that
 SFT makes each time.
 
-The table has the median over the seeds, with the least and the greatest. Each figure of `predicted`
-is `tune`'s, from the records of the same seed's synchronous run. `--timelines` is the folder for a
-timeline of each mode, from the runs of the first seed, of six steps after two thirds of the run.
+The table has the median over the seeds, with the least and the greatest; the curves of rewards over
+seconds are drawn beside the results. Predicted figures are those of `tune`, from the records of the
+same seed's synchronous run. `--timelines` is the folder for a timeline of each mode, from the runs
+of the first seed, of six steps after two thirds of the run.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -33,7 +35,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import seeds
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from networks import Host, NetworkError, network
 
 from rl_sync.checkpoints.audit import audit
@@ -57,12 +62,14 @@ MEASURED = "synchronous"
 MODES: dict[str, dict[str, Any]] = {
     MEASURED: {"sync.mode": "synchronous"},
     "one_step_off_policy": {"sync.mode": "one_step_off_policy"},
-    "asynchronous": {"sync.mode": "asynchronous", "explorer.count": 1},
+    "asynchronous": {
+        "sync.mode": "asynchronous", "explorer.count": 1, "environment.workers": 256,
+    },
     "multi_explorer": {"sync.mode": "multi_explorer"},
     "interval 4, offset 0": {"sync.mode": "custom", "sync.interval": 4, "sync.offset": 0},
     "interval 1, offset 4": {"sync.mode": "custom", "sync.interval": 1, "sync.offset": 4},
-}
-"""Settings of each mode; the number of explorers is the config's, unless the mode takes one."""
+}  # fmt: skip
+"""Settings of each mode: four explorers, or one that plays as many episodes at once."""
 FIGURES = {
     "steps_an_hour": ("steps an hour", 1, ",.0f"),
     "explorer_idle": ("explorers idle, %", 100, ".0f"),
@@ -72,6 +79,9 @@ FIGURES = {
 """Labels of figures, with a factor and a form; each is predicted too."""
 SIMULATED_SEEDS = range(4)
 DRAWN_STEPS = 6
+REWARD = 0.9
+_REACHED = f"s to a reward of {REWARD}"
+_COLOURS = ("#3F5F7F", "#57A773", "#D9383A", "#8E4EC6", "#E0A030", "#808080")
 
 
 def run(case: str, seed: int, arguments: argparse.Namespace, folder: Path) -> Path:
@@ -178,30 +188,73 @@ def predictions(workdir: Path, steps: int) -> dict[str, dict[str, float]]:
 
 
 def report(lines: Sequence[dict[str, Any]]) -> list[str]:
-    """Writes the table of modes, with the predictions in brackets behind the figures."""
+    """Writes the table of the runs, that of the predictions, and what parts take alone."""
     predicted = {one["seed"]: one["predicted"] for one in lines if "predicted" in one}
-    heads = [f"{label}: measured; predicted" for label, _, _ in FIGURES.values()]
-    heads = ["mode", "seeds", *heads, "reward of the last quarter", "held-out accuracy, %"]
-    rows = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    told = [label for label, _, _ in FIGURES.values()]
+    real = [_row(["mode", "seeds", *told, "greatest", _REACHED, "accuracy, %"])]
+    guessed = [_row(["mode", "steps an hour, predicted to measured", *told[1:]])]
+    for rows in (real, guessed):
+        rows.append("|---" * (rows[0].count("|") - 1) + "|")
     for mode in MODES:
         own = [one for one in lines if one["mode"] == mode]
         if not own:
             continue
-        cells = [f"`{mode}`" if mode.isidentifier() else mode, str(len(own))]
-        for name, (_, factor, form) in FIGURES.items():
-            real = [factor * one["figures"][name] for one in own]
-            told = [factor * predicted[s][mode][name] for s in _seeds(own) if s in predicted]
-            cells.append("; ".join(_spread(some, form) for some in (real, told) if some))
-        last = [statistics.mean(one["reward"][-(len(one["reward"]) // 4) :]) for one in own]
-        cells.append(_spread(last, ".2f"))
-        cells.append(_spread([100 * one["accuracy"][-1] for one in own], ".1f"))
-        rows.append("| " + " | ".join(cells) + " |")
+        name = f"`{mode}`" if mode.isidentifier() else mode
+        figures = [one["figures"] for one in own]
+        ends = [_spread([one["max_staleness"] for one in figures], ".0f")]
+        ends.append(_spread([_secs_to(REWARD, one) for one in own], ".1f"))
+        ends.append(_spread([100 * one["accuracy"][-1] for one in own], ".1f"))
+        real.append(_row([name, str(len(own)), *_cells(figures), *ends]))
+        pairs = [(predicted[one["seed"]][mode], one) for one in own if one["seed"] in predicted]
+        speeds = [a["steps_an_hour"] / b["figures"]["steps_an_hour"] for a, b in pairs]
+        if pairs:
+            others = _cells([one for one, _ in pairs])[1:]
+            guessed.append(_row([name, _spread(speeds, ".2f"), *others]))
+    rows = [*real, "", "Predicted by `tune`:", "", *guessed]
     own = [one for one in lines if one["mode"] == MEASURED]
     if own:
         parts = {name: [one["parts"][name] for one in own] for name in own[0]["parts"]}
         said = ", ".join(f"{name} {_spread(some, '.2f')} s" for name, some in parts.items())
-        rows += ["", f"Parts of the synchronous run: {said}."]
+        rows += ["", f"In the synchronous runs: {said}."]
     return rows
+
+
+def _secs_to(reward: float, line: dict[str, Any]) -> float:
+    """Returns the seconds to the first step whose mean reward is that high; infinity for none."""
+    pairs = zip(line["secs"], line["reward"], strict=True)
+    return next((secs for secs, one in pairs if one >= reward), math.inf)
+
+
+def _cells(figures: Sequence[dict[str, float]]) -> list[str]:
+    """Writes the figures of some runs."""
+    return [
+        _spread([factor * one[name] for one in figures], form)
+        for name, (_, factor, form) in FIGURES.items()
+    ]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def figure(lines: Sequence[dict[str, Any]]) -> Figure:
+    """Draws the mean reward of a step over seconds: the mean of the seeds, least to greatest."""
+    drawing = Figure(figsize=(9, 4.5), layout="constrained")
+    FigureCanvasAgg(drawing)
+    axis = drawing.subplots()
+    for mode, colour in zip(MODES, _COLOURS, strict=True):
+        own = [one for one in lines if one["mode"] == mode]
+        if not own:
+            continue
+        secs = np.linspace(0, min(one["secs"][-1] for one in own), 100)
+        curves = np.array([np.interp(secs, one["secs"], one["reward"]) for one in own])
+        axis.plot(secs, curves.mean(axis=0), color=colour, label=mode)
+        axis.fill_between(secs, curves.min(axis=0), curves.max(axis=0), color=colour, alpha=0.12)
+    axis.set_xlabel("seconds since the first rollout")
+    axis.set_ylabel("mean reward of a step")
+    axis.legend()
+    axis.grid(alpha=0.3)
+    return drawing
 
 
 def _seeds(lines: Sequence[dict[str, Any]]) -> list[int]:
@@ -210,9 +263,8 @@ def _seeds(lines: Sequence[dict[str, Any]]) -> list[int]:
 
 def _spread(numbers: Sequence[float], form: str) -> str:
     middle = format(statistics.median(numbers), form)
-    if len(numbers) == 1:
-        return middle
-    return f"{middle} ({min(numbers):{form}} to {max(numbers):{form}})"
+    ends = [format(end, form) for end in (min(numbers), max(numbers))]
+    return middle if set(ends) == {middle} else f"{middle} ({ends[0]} to {ends[1]})"
 
 
 def main() -> None:
@@ -236,7 +288,11 @@ def main() -> None:
         writer.write(line)
         print(f"# {mode}, seed {seed}: {json.dumps(line['figures'])[:110]}", flush=True)
     writer.close()
-    print("\n".join(report(read_json_lines(arguments.results))))
+    lines = read_json_lines(arguments.results)
+    print("\n".join(report(lines)))
+    picture = arguments.results.with_suffix(".png")
+    figure(lines).savefig(picture, dpi=120, metadata={"Software": None})
+    print(f"\n{picture}")
 
 
 def _draw(mode: str, workdir: Path, folder: Path, arguments: argparse.Namespace) -> None:

@@ -84,6 +84,23 @@ CASES = (
         needs="TRL",
     ),
     Case(
+        f"benchmarks/mode_pictures.py {QUICK} --rate=plain --steps=6 --seeds=0"
+        " --modes=synchronous,one_step_off_policy --results={out}/mode_pictures.jsonl",
+        [
+            Table(
+                "mode | seeds | steps an hour | explorers idle, % | trainer idle, %"
+                " | mean staleness | greatest | s to a reward of 0.9 | accuracy, %",
+                ("`synchronous`", "`one_step_off_policy`"),
+                words=("inf",),
+            ),
+            Table(
+                "mode | steps an hour, predicted to measured | explorers idle, %"
+                " | trainer idle, % | mean staleness",
+                ("`synchronous`", "`one_step_off_policy`"),
+            ),
+        ],
+    ),
+    Case(
         "benchmarks/cards.py --models=Qwen2.5-0.5B --cards=24",
         [Table("model | trained | 24 GB", ("Qwen2.5-0.5B",) * 2, texts=("trained", "24 GB"))],
     ),

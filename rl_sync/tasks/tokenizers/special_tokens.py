@@ -58,8 +58,9 @@ class SpecialTokens:
     def _encode(self) -> Callable[[str], list[int]]:
         # A copy, since encoding sets a flag here: another thread may be using the backend.
         encode = copy.deepcopy(self._backend).encode
-        options = {"add_special_tokens": False, "split_special_tokens": True}
-        return functools.partial(encoded, encode, **options)
+        return functools.partial(
+            encoded, encode, add_special_tokens=False, split_special_tokens=True
+        )
 
     def encode_as_text(self, text: str) -> list[int]:
         """Encodes a text in which the names of special tokens are plain text.
