@@ -14,9 +14,12 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from rl_sync.addons.games.calculator import Calculator
 from rl_sync.configs import tools
+from rl_sync.environments.environment_catalog import reference_of
 from rl_sync.environments.interface import Outcome, Reply, Turn
+from rl_sync.references import resolve
+
+CALCULATOR: Any = resolve(reference_of("calculator"))
 
 
 class WaitingCalculator:
@@ -26,20 +29,22 @@ class WaitingCalculator:
       secs: seconds of a turn.
     """
 
-    charset = Calculator.charset
+    charset = CALCULATOR.charset
 
     def __init__(self, secs: float = 0.15) -> None:
-        self._secs, self._calculator = secs, Calculator()
+        self._secs, self._calculator = secs, CALCULATOR()
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> Turn:
         """Asks the problem of the row, after a while."""
         await asyncio.sleep(self._secs)
-        return self._calculator.reset(task, seed)
+        turn: Turn = self._calculator.reset(task, seed)
+        return turn
 
     async def step(self, reply: Reply) -> Turn | Outcome:
         """Answers, after a while."""
         await asyncio.sleep(self._secs)
-        return self._calculator.step(reply)
+        answer: Turn | Outcome = self._calculator.step(reply)
+        return answer
 
     def close(self) -> None:
         """Does nothing."""

@@ -169,17 +169,17 @@ def measured(workdir: Path) -> dict[str, Any]:
     }
 
 
-def predictions(workdir: Path, steps: int) -> dict[str, dict[str, float]]:
-    """Predicts all modes from the records of a synchronous run."""
+def predictions(workdir: Path, modes: Sequence[str], steps: int) -> dict[str, dict[str, float]]:
+    """Predicts modes from the records of a synchronous run."""
     settings = _settings(workdir)
     found = read_work(str(workdir), settings, os.cpu_count())
     made = {}
-    for name, changes in MODES.items():
+    for name in modes:
         config = config_file.of_run(workdir).to_dict()
         config["sync"].update(dict.fromkeys(("interval", "offset", "max_staleness", "pull")))
         config["explorer"]["groups_per_lease"] = None
         config["launch"]["hosts"] = ""
-        for key, value in changes.items():
+        for key, value in MODES[name].items():
             section, _, setting = key.partition(".")
             config[section][setting] = value
         plan = plan_of(read_settings(config), steps=steps, in_parts=found.in_parts)
@@ -205,7 +205,8 @@ def report(lines: Sequence[dict[str, Any]]) -> list[str]:
         ends.append(_spread([_secs_to(REWARD, one) for one in own], ".1f"))
         ends.append(_spread([100 * one["accuracy"][-1] for one in own], ".1f"))
         real.append(_row([name, str(len(own)), *_cells(figures), *ends]))
-        pairs = [(predicted[one["seed"]][mode], one) for one in own if one["seed"] in predicted]
+        of_seeds = [(predicted.get(one["seed"], {}).get(mode), one) for one in own]
+        pairs = [(guess, one) for guess, one in of_seeds if guess is not None]
         speeds = [a["steps_an_hour"] / b["figures"]["steps_an_hour"] for a, b in pairs]
         if pairs:
             others = _cells([one for one, _ in pairs])[1:]
@@ -282,7 +283,7 @@ def main() -> None:
                 sys.exit(f"--rate={arguments.rate}: {error}")
             line = {"mode": mode, "seed": seed, "rate": arguments.rate, **measured(workdir)}
             if mode == MEASURED:
-                line["predicted"] = predictions(workdir, arguments.steps)
+                line["predicted"] = predictions(workdir, arguments.modes, arguments.steps)
             if arguments.timelines is not None and seed == arguments.seeds[0]:
                 _draw(mode, workdir, Path(folder), arguments)
         writer.write(line)
