@@ -30,10 +30,12 @@ class Published(HistoryPublisher):
         manifest = plan_manifest(self.abstract)
         history = VersionHistory("chain", 0, manifest.itemsizes, deltas=deltas)
         self.may_go_on = threading.Semaphore(0)
+        self.under_way: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.added: queue.SimpleQueue[tuple[int, AddedVersion]] = queue.SimpleQueue()
         super().__init__(Cutter(manifest, self.abstract), history, "nowhere", rules)
 
     def _offer(self, version, cut):
+        self.under_way.put(version)
         assert self.may_go_on.acquire(timeout=SECS)
         self.added.put((version, self._added(version, cut)))
 
@@ -125,7 +127,9 @@ def test_artifacts_and_digests_do_not_depend_on_where_versions_are_compared(mesh
 def test_after_skipped_versions_the_last_one_in_the_history_is_the_base(crossing):
     with publishing(rules=QueueRules(may_skip=True)) as publisher:
         publisher.make(0)
-        publisher.publish(1, placed(1, publisher.abstract))  # Under way until `make`.
+        publisher.publish(1, placed(1, publisher.abstract))
+        while publisher.under_way.get(timeout=SECS) != 1:
+            pass  # Only then, no newer version can take its place.
         for version in (2, 3, 4):
             publisher.publish(version, placed(version, publisher.abstract))
         # The newest that is computed comes next.
