@@ -142,7 +142,7 @@ def test_prompts_that_the_model_cannot_read_are_refused_before_the_run(checkpoin
 
 
 def test_what_is_no_reward_model_is_refused(tmp_path, checkpoint):
-    with pytest.raises(ValueError, match="nowhere. is no directory"):
+    with pytest.raises(ValueError, match=r"nowhere. is no directory"):
         RewardModel(str(tmp_path / "nowhere"))
     write(tmp_path / "policy", dataclasses.replace(MODEL, scalar_head=False), None)
     with pytest.raises(ValueError, match="is not a reward model"):

@@ -127,7 +127,7 @@ def test_what_is_too_long_is_unknown_and_the_others_are_judged():
 
 
 def test_impossible_options_are_refused_and_rows_are_checked(tmp_path):
-    with pytest.raises(ValueError, match="nowhere. is no directory"):
+    with pytest.raises(ValueError, match=r"nowhere. is no directory"):
         Rubric(f"self_judge(path={str(tmp_path / 'nowhere')!r})")
     with pytest.raises(ValueError, match="asks about no completion"):
         Rubric(f"self_judge(path={str(LLAMA)!r}, question='Right?')")
