@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -47,7 +48,7 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], float]] = {
     "RL phase, s": lambda line: line["secs"][-1],
     "whole command, s": lambda line: line["total_secs"],
 }
-_COLOURS = ("#3F5F7F", "#57A773", "#D9383A", "#8E4EC6", "#E0A030", "#808080")
+COLOURS = ("#3F5F7F", "#57A773", "#D9383A", "#8E4EC6", "#E0A030", "#808080")
 
 
 class Case(NamedTuple):
@@ -161,16 +162,20 @@ def figure(lines: Sequence[dict[str, Any]], modes: Sequence[str]) -> Figure:
     FigureCanvasAgg(drawing)
     axes = drawing.subplots(2, 3).flat
     for axis, name in zip(axes, panels, strict=True):
-        for mode, colour in zip(modes, itertools.cycle(_COLOURS), strict=False):
-            of_mode = [line for line in lines if line["mode"] == mode]
-            if of_mode:
-                x, curves = _curves(of_mode, name)
-                axis.plot(x, curves.mean(0), color=colour, label=mode, linewidth=1.2)
-                axis.fill_between(x, curves.min(0), curves.max(0), color=colour, alpha=0.12)
+        for mode, colour in zip(modes, itertools.cycle(COLOURS), strict=False):
+            if of_mode := [line for line in lines if line["mode"] == mode]:
+                draw(axis, of_mode, name, colour, mode)
         axis.set_title(name.replace("_", " "))
         axis.set_xlabel("seconds of the RL phase" if "seconds" in name else "trainer steps")
     drawing.axes[0].legend(fontsize=8)
     return drawing
+
+
+def draw(axis: Axes, lines: Sequence[dict[str, Any]], name: str, colour: str, label: str) -> None:
+    """Draws a curve of some runs into a panel: their mean, in a band from least to greatest."""
+    x, curves = _curves(lines, name)
+    axis.plot(x, curves.mean(0), color=colour, label=label, linewidth=1.2)
+    axis.fill_between(x, curves.min(0), curves.max(0), color=colour, alpha=0.12)
 
 
 def _curves(lines: Sequence[dict[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -1,5 +1,7 @@
 """The study of schedules: its cells, and its comparison seed by seed."""
 
+import json
+
 import pytest
 
 pytestmark = pytest.mark.gate
@@ -23,6 +25,7 @@ def line(schedule, seed, accuracy, correction="none", staleness=(0.0, 0.0, 1.0, 
         "correction": correction,
         "seed": seed,
         "accuracy": [0.1, accuracy],
+        "steps": [0, 24],
         "secs": [0.0, 60.0 + seed],
         "staleness_mean": list(staleness),
         "logprob_gap": [None, None, 0.5, None],
@@ -40,11 +43,49 @@ def test_a_cell_is_compared_seed_by_seed_with_the_synchronous_schedule(schedules
     assert custom.split(" | ")[2] == "50.0 (-10.0, -10.0 to -10.0)"
 
 
-def test_other_seeds_and_other_corrections_are_not_compared(schedules):
-    lines = [line("synchronous", 0, 0.5), line("synchronous", 1, 0.9, "truncated")]
-    lines += [line("asynchronous:2", 1, 0.4), line("asynchronous:2", 1, 0.6, "truncated")]
-    custom = schedules.report(lines)[-1].split(" | ")
-    assert custom[1:4] == ["1", "40.0", "60.0"]
+def test_other_seeds_are_not_compared(schedules):
+    lines = [line("synchronous", 0, 0.5), line("synchronous", 1, 0.6)]
+    lines += [line("asynchronous:2", seed, 0.4) for seed in (2, 3)]
+    assert schedules.report(lines)[-1].split(" | ")[1:3] == ["2", "40.0"]
+
+
+def test_corrections_are_compared_with_fresh_data_which_need_none(schedules):
+    lines = [line("synchronous", seed, 0.5) for seed in (0, 1)]
+    lines += [line("asynchronous:2", seed, 0.6, "truncated") for seed in (0, 1)]
+    assert schedules.report(lines)[-1].split(" | ")[2:4] == ["", "60.0 (+10.0, +10.0 to +10.0)"]
+    needed = {
+        (one, other): schedules.Cell("sums", "all", one, other).is_needed
+        for one in schedules.SCHEDULES
+        for other in schedules.CORRECTIONS
+    }
+    assert [cell for cell, is_needed in needed.items() if not is_needed] == [
+        ("synchronous", "truncated"),
+        ("synchronous", "centered"),
+    ]
+
+
+def test_accuracy_is_drawn_over_steps_and_seconds_for_each_kind_of_run(schedules):
+    lines = [line("synchronous", seed, 0.5) for seed in (0, 1)]
+    lines += [line("custom:1:4", seed, 0.7) | {"trained": "all"} for seed in (0, 1)]
+    lines.append(line("custom:1:4", 0, 0.1, "truncated"))
+    panels = schedules.figure(lines).axes
+    titles = [panel.get_title() for panel in panels]
+    assert titles == ["sums, adapters trained"] * 2 + ["sums, all trained"] * 2
+    (drawn,) = panels[2].lines
+    assert drawn.get_label() == "custom:1:4"
+    assert [*drawn.get_ydata()] == pytest.approx([0.1, 0.7])
+    assert panels[3].lines[0].get_xdata()[-1] == 61.0
+
+
+def test_runs_of_another_size_do_not_go_into_one_file(schedules, monkeypatch, tmp_path):
+    results = tmp_path / "schedules.jsonl"
+    size = schedules.Size(24, 8)
+    one = line("synchronous", 0, 0.5) | {"settings": [*size.settings]}
+    results.write_text(json.dumps(one) + "\n")
+    monkeypatch.setattr("sys.argv", ["schedules.py", f"--results={results}", "--model=nowhere"])
+    told = r"runs without trainer.steps=24 and trainer.groups_per_step=4: give --results="
+    with pytest.raises(SystemExit, match=told):
+        schedules.main()
 
 
 def test_the_interval_is_that_of_the_mean(schedules):
@@ -57,11 +98,13 @@ def test_the_interval_is_that_of_the_mean(schedules):
 
 def test_cells_are_runs_with_a_bound_and_a_loss(schedules):
     cell = schedules.Cell("sentences", "all", "asynchronous:8", "centered")
-    flags = cell.case(7, "smollm2", 12).flags()
+    size = schedules.Size(12, 4)
+    flags = cell.case(7, "smollm2", size).flags()
+    assert "--config.trainer.groups_per_step=4" in flags
     assert "--config.sync.max_staleness=8" in flags
     assert "--config.model.lora.rank=0" in flags
     assert "--config.algorithm.score_centering=exact" in flags
-    offset = schedules.Cell("sums", "adapters", "custom:1:4", "none").case(7, "smollm2", 12)
+    offset = schedules.Cell("sums", "adapters", "custom:1:4", "none").case(7, "smollm2", size)
     assert {"--config.sync.interval=1", "--config.sync.offset=4"} <= {*offset.flags()}
 
 
