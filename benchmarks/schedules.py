@@ -52,6 +52,7 @@ _LOSS = (
     "algorithm.advantage=grpo",
     "algorithm.aggregation=token_mean",
     "algorithm.kl_coefficient=0.0",
+    "algorithm.allow_unsafe=True",  # Without a correction it is refused for stale data.
 )
 CORRECTIONS = {
     NONE: _LOSS,

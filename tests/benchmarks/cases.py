@@ -339,6 +339,25 @@ CASES = (
         needs="long lines",
     ),
     Case(
+        "benchmarks/long_run.py --config=tests/runs/quick.py --hours=0.012 --every=5"
+        " --disk=0 --set=replay.backend=embedded --workdir={out}/long_run"
+        " --results={out}/long_run.jsonl",
+        [
+            Table(
+                "resident MB | first tenth | fifth | last | greatest | threads | open files",
+                ("explorer1", "explorer2", "join", "launcher", "master", "replay", "trainer"),
+                words=("",),
+            ),
+            Table(
+                "MB | begin | quarter | half | three quarters | end | greatest",
+                ("trainer steps",),
+                optional="`.*`",
+            ),
+        ],
+        lines=["Faults of the records: none."],
+        needs="long lines",
+    ),
+    Case(
         f"benchmarks/memory.py {QUICK}",
         lines=[
             "Memory per device, from shapes:",
@@ -467,17 +486,17 @@ CASES = (
     ),
     Case(
         "benchmarks/schedules.py --model={model} --seeds=400 --tasks=sums --trained=adapters"
-        " --schedules=asynchronous:2 --corrections=truncated --steps=2"
+        " --schedules=asynchronous:2 --corrections=none --steps=2 --groups=2"
         " --results={out}/schedules.jsonl",
         [
             Table(
-                "schedule | seeds | truncated | staleness | gap, nats | effective sample share"
+                "schedule | seeds | none | staleness | gap, nats | effective sample share"
                 " | RL phase, s",
                 ("`asynchronous:2`",),
                 same={("`asynchronous:2`", "seeds"): "1"},
             )
         ],
-        lines=["sums, adapters trained:"],
+        lines=["sums, adapters trained:", "…/schedules.png"],
     ),
     Case(
         f"benchmarks/shaped_rewards.py {QUICK} --seeds=200 --cases='shaped, filter' --steps=1"
