@@ -7,13 +7,13 @@
     python benchmarks/beside_peers.py --report [--results=…]
 
 All sides start from the same checkpoint, and train adapters of the same rank with the same batch,
-learning rate and number of updates on the same problems, in turns, seed by seed. Ours is a whole
+constant learning rate and number of updates on the same problems, in turns. Ours is a whole
 run of configs/smollm2.py, whose explorer generates while the trainer computes. TRL's
 `GRPOTrainer` and Tunix's `GRPOLearner` are each a process in an environment of its own, which `uv`
 makes, and are left out if that cannot be made. `trl_bfloat16` and `trl_compiled` are TRL with
-`bf16` and `torch_compile`, which the documentation of transformers recommends on CPUs. `--longer=4`
-gives us four times as many steps. Each run adds a line to the results, and a run that has a line is
-not repeated.
+`bf16` and `torch_compile`, which the documentation of transformers recommends on CPUs. With
+`--longer=3` our run has three times as many steps, and takes about as long as TRL's. Each run adds
+a line to the results, and a run that has a line is not repeated.
 
 Seconds and CPU seconds count from the start of the command to the end of a step, with all that
 comes before: the start of the processes, compilation, and evaluations of the held-out problems
@@ -134,6 +134,7 @@ def _run(side: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
         "seed": seed,
         "trainer.steps": arguments.steps * (arguments.longer if side == OURS else 1),
         "evaluation.every_steps": arguments.every,
+        "optimizer.warmup_updates": 0,  # Others have none.
     }
     if not arguments.every:  # A run evaluates at its start and its end anyway.
         flags["evaluation.problems"] = 1
@@ -285,7 +286,8 @@ def report(lines: Sequence[dict[str, Any]]) -> list[str]:
     rows = ["| | " + " | ".join(f"seed {seed}" for seed in _seeds(lines)) + " |"]
     rows.append("|---" * (1 + len(_seeds(lines))) + "|")
     for side in _sides(lines):
-        cells = [_spread(step_secs(one), ".1f") for one in _of(lines, side)]
+        of_seed = {one["seed"]: _spread(step_secs(one), ".1f") for one in _of(lines, side)}
+        cells = [of_seed.get(seed, "") for seed in _seeds(lines)]
         rows.append(f"| {side}, s a step | {' | '.join(cells)} |")
     evaluated = [one for one in lines if len(one["accuracy"]) > 1]
     if not evaluated:

@@ -35,9 +35,11 @@ def test_accuracy_stands_at_the_end_of_the_step_that_made_the_policy(peers):
         line("rl_sync", 1, 2, [4.0, 5.0, 6.0, 8.0], [(0, 0.2), (2, 0.5), (4, 0.6)]),
         line("rl_sync", 0, 2, [4.0, 7.0, 8.0, 9.0], [(0, 0.1), (2, 0.4), (4, 0.7)]),
         line("tunix", 0, 2, [40.0, 60.0], [(0, 0.1), (2, 0.3)]),
+        line("trl", 1, 2, [9.0, 10.0, 20.0, 25.0], [(0, 0.2)]),
     ]
     rows = peers.report(lines)
     assert rows[0] == "| | seed 0 | seed 1 |"
+    assert "| trl, s a step |  | 5.0 / 5.0 / 5.0 |" in rows
     assert "| rl_sync | 2 | 40.0 / 45.0 / 50.0 | 5 / 6 / 7 | 10 / 12 / 14 |" in rows
     assert "| tunix | 2 | 30.0 / 30.0 / 30.0 | 60 / 60 / 60 | 120 / 120 / 120 |" in rows
     seconds, cpu = peers.figure(lines).axes
