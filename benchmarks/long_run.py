@@ -41,9 +41,9 @@ from typing import Any
 
 import psutil
 from long_lines import Line, LineNetwork, long_lines
+from made_runs import join_words, joined_flags, launched, settings_of
 
 from rl_sync.checkpoints.audit import audit
-from rl_sync.launcher import config_file
 from rl_sync.launcher.processes.disturbance import (
     KILL,
     KINDS,
@@ -58,11 +58,10 @@ from rl_sync.records.metrics import MetricLines
 from rl_sync.records.run_records import RunRecords
 from rl_sync.role_names import MASTER
 from rl_sync.roles.restart_policy import REPLAY
-from rl_sync.settings.config_reading import read_settings
 from rl_sync.workdir import Workdir
 
 ROOT = Path(__file__).resolve().parents[1]
-PORT, SECRET = 7501, "3" * 64
+PORT, JOINING = 7501, "explorer2"
 SETTINGS = {
     "sync.mode": "multi_explorer",
     "explorer.count": 2,
@@ -71,8 +70,7 @@ SETTINGS = {
     "evaluation.every_steps": 100,
     "checkpoint.every_steps": 50,
     "launch.restarts": 10**6,
-    "launch.port": PORT,
-    "launch.hosts": "explorer2=join",
+    "launch.wait_secs": 120.0,  # After which a process that was stopped for good is killed.
     "trainer.steps": 10**6,
 }
 LAST_STEPS = 30
@@ -102,7 +100,8 @@ class LongRun:
         self.workdir = arguments.workdir / "run"
         self.workdir.parent.mkdir(parents=True, exist_ok=True)
         self.lines, self._arguments = lines, arguments
-        self.processes: list[psutil.Popen] = []
+        self._launcher: subprocess.Popen[str]
+        self.processes: list[psutil.Process] = []
         self._over, self._reading = threading.Event(), threading.Lock()
         self._metrics, self._began_at = MetricLines(self.workdir), 0
 
@@ -129,12 +128,11 @@ class LongRun:
                     stack.enter_context(disturbance)
                 stack.enter_context(self._beside(self._befall, network, drawn))
                 stack.enter_context(self._beside(self._strike_early, drawn))
-            launcher = self.processes[0]
-            with contextlib.suppress(psutil.TimeoutExpired):
-                launcher.wait(secs)
-            if launcher.is_running() and launcher.returncode is None:
+            try:
+                self._launcher.wait(secs)
+            except subprocess.TimeoutExpired:
                 stopped_by = drawn.choice((signal.SIGTERM, signal.SIGKILL))
-                launcher.send_signal(stopped_by)
+                self._launcher.send_signal(stopped_by)
             self._over.set()
             self._end()
         said = output.read_text(errors="replace")[-_SAID:]
@@ -143,47 +141,39 @@ class LongRun:
             number=number,
             secs=round(time.time() - began, 1),
             stopped_by=None if stopped_by is None else signal.Signals(stopped_by).name,
-            status=launcher.returncode,
+            status=self._launcher.returncode,
             step=self.step(),
             said=said,
         )
-        return int(launcher.returncode)
+        return self._launcher.returncode
 
     def _start(self, network: LineNetwork, output: Path, last_step: int | None) -> None:
         """Starts the launcher, and the process of the second explorer's machine."""
-        address = network.machines[0].address
-        flags = {**SETTINGS, "launch.host": address, "workdir": self.workdir}
+        first, second = network.machines
+        flags = {**SETTINGS, **joined_flags(first, PORT, [JOINING]), "workdir": self.workdir}
         if last_step is not None:
             flags["trainer.steps"] = last_step
         given = [f"--config={self._arguments.config}"]
         given += [f"--config.{name}={value}" for name, value in flags.items()]
         given += [f"--config.seed={self._arguments.seed}"]
         given += [f"--config.{one}" for one in self._arguments.set]
-        join = ["join", "--process=explorer2", f"--run={address}:{PORT}"]
-        variables = {**os.environ, "RL_SYNC_SECRET": SECRET, "PYTHONPATH": str(ROOT)}
+        join = join_words(JOINING, first, PORT)
         with output.open("w") as file:
-            self.processes = [
-                psutil.Popen(
-                    machine.command(sys.executable, "-m", "launcher", *words),
-                    cwd=ROOT,
-                    env=variables,
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-                for machine, words in zip(network.machines, (given, join), strict=True)
-            ]
+            self._launcher = launched(first, given, file)
+            joining = launched(second, join, file)
+        self.processes = [psutil.Process(one.pid) for one in (self._launcher, joining)]
 
     def _end(self) -> None:
         """Waits until all processes of the attempt have ended, and kills those that do not."""
         family = [child for one in self.processes for child in _children(one)]
         try:
-            self.processes[0].wait(_END_SECS)
-        except psutil.TimeoutExpired:
+            self._launcher.wait(_END_SECS)
+        except subprocess.TimeoutExpired:
             self._note("hang", process="launcher")
-            self.processes[0].kill()
-        self.processes[1].terminate()
+            self._launcher.kill()
+            self._launcher.wait()
+        with contextlib.suppress(psutil.Error):  # It has ended by itself.
+            self.processes[1].terminate()
         _, living = psutil.wait_procs([self.processes[1], *family], _END_SECS)
         for one in living:
             self._note("hang", process=" ".join(_command(one))[-200:])
@@ -340,7 +330,7 @@ def sizes(workdir: Path) -> dict[str, int]:
 
 def judged(workdir: Path) -> dict[str, Any]:
     """Audits a finished run; returns the faults, what outages cost by role, and the alarms."""
-    settings = read_settings(config_file.of_run(workdir).to_dict())
+    settings = settings_of(workdir)
     records = RunRecords(workdir)
     began = time.monotonic()
     records.read(rollouts=False)

@@ -33,21 +33,20 @@ from pathlib import Path
 from typing import Any
 
 from long_lines import Line, LineNetwork, long_lines
+from made_runs import join_words, joined_flags, launched, settings_of
 
 from rl_sync.checkpoints.audit import audit
-from rl_sync.launcher import config_file
 from rl_sync.plan.version_bytes import travelling_bytes
 from rl_sync.records.json_lines import JsonLinesWriter, read_json_lines
 from rl_sync.records.metrics import read_metrics
 from rl_sync.records.span_reader import read_spans
-from rl_sync.settings.config_reading import read_settings
 from rl_sync.simulation.speed.measured_work import read_work
 from rl_sync.simulation.speed.network_link import NetworkLink
 from rl_sync.simulation.speed.prediction import figures_of, predict
 from rl_sync.simulation.speed.speed_plan import plan_of
 
 ROOT = Path(__file__).resolve().parents[1]
-PORT, SECRET = 7301, "5" * 64
+PORT = 7301
 LINES = (
     Line(0.001, 1e9),
     Line(0.02, 1e9),
@@ -71,7 +70,6 @@ RUNS: dict[str, dict[str, Any]] = {
 COMMON = {
     "evaluation.every_steps": 0,
     "checkpoint.every_steps": 0,
-    "launch.port": PORT,
     "launch.compile_ahead": 2,
 }
 SIMULATED_SEEDS = range(4)
@@ -95,37 +93,26 @@ def run(
     names = [f"explorer{number}" for number in range(1, changes.get("explorer.count", 1) + 1)]
     flags = {**COMMON, **changes, "seed": seed, "workdir": workdir}
     flags["trainer.steps"] = arguments.steps
-    flags["launch.host"] = network.machines[0].address
-    flags["launch.hosts"] = ",".join(f"{name}=join" for name in names)
+    first = network.machines[0]
+    flags |= joined_flags(first, PORT, names)
     if arguments.model is not None:
         flags |= {"model.path": arguments.model.resolve(), "sft.steps": 0}
-    command = [sys.executable, "-m", "rl_sync.launcher", f"--config={arguments.config}"]
-    command += [f"--config.{name}={value}" for name, value in flags.items()]
-    command += [f"--config.{change}" for change in arguments.also]
-    variables = {**os.environ, "RL_SYNC_SECRET": SECRET, "PYTHONPATH": str(ROOT)}
-    launcher = subprocess.Popen(
-        network.machines[0].command(*command),
-        cwd=ROOT,
-        env=variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    joining = []
-    for machine, name in zip(network.machines[1:], names, strict=False):
-        join = f"{sys.executable} -m rl_sync.launcher join --process={name}"
-        join += f" --run={network.machines[0].address}:{PORT}"
-        # Nothing of the run's directories, and another user, in an empty directory.
-        alone = "mount -t tmpfs none {0} && cd {0}".format(shlex.quote(str(folder)))
-        alone += f" && exec unshare --user --map-user=1234 {join}"
-        joining.append(
-            subprocess.Popen(
-                machine.command("unshare", "--mount", "sh", "-c", alone),
-                env={**variables, "TMPDIR": "/tmp"},
-                stdout=(folder / f"{name}.joins.log").open("w"),
-                stderr=subprocess.STDOUT,
-            )
+    given = [f"--config={arguments.config}"]
+    given += [f"--config.{name}={value}" for name, value in flags.items()]
+    given += [f"--config.{change}" for change in arguments.also]
+    launcher = launched(first, given, subprocess.PIPE)
+    # Nothing of the run's directories, and another user, in an empty directory.
+    alone = "mount -t tmpfs none {0} && cd {0}".format(shlex.quote(str(folder)))
+    alone += ' && TMPDIR=/tmp exec unshare --user --map-user=1234 "$@"'
+    joining = [
+        launched(
+            machine,
+            join_words(name, first, PORT),
+            (folder / f"{name}.joins.log").open("w"),
+            before=("unshare", "--mount", "sh", "-c", alone, "sh"),
         )
+        for machine, name in zip(network.machines[1:], names, strict=False)
+    ]
     if cut_secs:
         threading.Thread(
             target=_cut, args=(network, workdir, arguments.steps // 2, cut_secs), daemon=True
@@ -154,11 +141,6 @@ def _cut(network: LineNetwork, workdir: Path, step: int, secs: float) -> None:
                 return
         except OSError:
             continue
-
-
-def settings_of(workdir: Path):
-    """Returns the settings of a run."""
-    return read_settings(config_file.of_run(workdir).to_dict())
 
 
 def prediction(workdir: Path, line: Line, steps: int) -> dict[str, float]:

@@ -24,7 +24,6 @@ import argparse
 import itertools
 import json
 import math
-import os
 import re
 import shutil
 import statistics
@@ -37,13 +36,14 @@ from typing import Any
 
 import numpy as np
 import seeds
+from made_runs import join_words, joined_flags, launched, predictions, settings_of
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from networks import Host, NetworkError, network
+from networks import NetworkError, network
 
 from rl_sync.checkpoints.audit import audit
 from rl_sync.display.timeline_figure import draw_timeline
-from rl_sync.launcher import config_file
+from rl_sync.launcher import command_line
 from rl_sync.records.json_lines import JsonLinesWriter, read_json_lines
 from rl_sync.records.metrics import read_metrics
 from rl_sync.records.span_reader import read_spans
@@ -51,13 +51,10 @@ from rl_sync.records.spans import SYNC_KINDS, SpanKind
 from rl_sync.records.summary import of_kind
 from rl_sync.role_names import TRAINER
 from rl_sync.settings.config_reading import read_settings
-from rl_sync.settings.run_settings import RunSettings
-from rl_sync.simulation.speed.measured_work import read_work
-from rl_sync.simulation.speed.prediction import figures_of, predict
-from rl_sync.simulation.speed.speed_plan import plan_of
+from rl_sync.simulation.speed.prediction import figures_of
 
 ROOT = Path(__file__).resolve().parents[1]
-PORT, SECRET = 7401, "7" * 64
+PORT = 7401
 MEASURED = "synchronous"
 MODES: dict[str, dict[str, Any]] = {
     MEASURED: {"sync.mode": "synchronous"},
@@ -77,7 +74,6 @@ FIGURES = {
     "mean_staleness": ("mean staleness", 1, ".2f"),
 }
 """Labels of figures, with a factor and a form; each is predicted too."""
-SIMULATED_SEEDS = range(4)
 DRAWN_STEPS = 6
 REWARD = 0.9
 _REACHED = f"s to a reward of {REWARD}"
@@ -99,49 +95,31 @@ def run(case: str, seed: int, arguments: argparse.Namespace, folder: Path) -> Pa
     with network(arguments.rate, 1 + len(names)) as hosts:
         elsewhere = {host.address for host in hosts[1:]} - {hosts[0].address}
         if elsewhere:
-            given += [f"--config.launch.host={hosts[0].address}", f"--config.launch.port={PORT}"]
-            given.append(f"--config.launch.hosts={','.join(f'{name}=join' for name in names)}")
-        launcher = _started(hosts[0], ["-m", "launcher", *given], subprocess.PIPE)
-        joined = [
-            _started(
-                host,
-                ["-m", "launcher", "join", f"--process={name}", f"--run={hosts[0].address}:{PORT}"],
-                subprocess.DEVNULL,
-            )
+            joined = joined_flags(hosts[0], PORT, names)
+            given += [f"--config.{k}={v}" for k, v in joined.items()]
+        launcher = launched(hosts[0], given, subprocess.PIPE)
+        joining = [
+            launched(host, join_words(name, hosts[0], PORT), subprocess.DEVNULL)
             for host, name in zip(hosts[1:] if elsewhere else (), names, strict=False)
         ]
         output, _ = launcher.communicate()
-        for one in joined:
+        for one in joining:
             try:
                 one.wait(30)
             except subprocess.TimeoutExpired:
                 one.kill()
     if launcher.returncode:
         sys.exit(f"{case}, seed {seed}, failed:\n{output[-4000:]}")
-    if faults := audit(_settings(workdir), workdir):
+    if faults := audit(settings_of(workdir), workdir):
         sys.exit(f"{case}, seed {seed}: {faults}")
     return workdir
 
 
-def _started(host: Host, words: Sequence[str], output: int) -> subprocess.Popen[str]:
-    variables = {**os.environ, "RL_SYNC_SECRET": SECRET, "PYTHONPATH": str(ROOT)}
-    command = host.command(sys.executable, *words)
-    return subprocess.Popen(
-        command, cwd=ROOT, env=variables, stdout=output, stderr=subprocess.STDOUT, text=True
-    )
-
-
 def _explorers(given: Sequence[str]) -> int:
     """Returns the number of explorers of a command line."""
-    from rl_sync.launcher import command_line
-
     config = command_line.parse([*given]).config
     assert config is not None
     return read_settings(config.to_dict()).explorers
-
-
-def _settings(workdir: Path) -> RunSettings:
-    return read_settings(config_file.of_run(workdir).to_dict())
 
 
 def measured(workdir: Path) -> dict[str, Any]:
@@ -167,24 +145,6 @@ def measured(workdir: Path) -> dict[str, Any]:
         "reward": [round(one["reward_mean"], 4) for one in steps],
         "accuracy": [accuracies[0], accuracies[-1]],
     }
-
-
-def predictions(workdir: Path, modes: Sequence[str], steps: int) -> dict[str, dict[str, float]]:
-    """Predicts modes from the records of a synchronous run."""
-    settings = _settings(workdir)
-    found = read_work(str(workdir), settings, os.cpu_count())
-    made = {}
-    for name in modes:
-        config = config_file.of_run(workdir).to_dict()
-        config["sync"].update(dict.fromkeys(("interval", "offset", "max_staleness", "pull")))
-        config["explorer"]["groups_per_lease"] = None
-        config["launch"]["hosts"] = ""
-        for key, value in MODES[name].items():
-            section, _, setting = key.partition(".")
-            config[section][setting] = value
-        plan = plan_of(read_settings(config), steps=steps, in_parts=found.in_parts)
-        made[name] = predict(plan, found.work, SIMULATED_SEEDS)._asdict()
-    return made
 
 
 def report(lines: Sequence[dict[str, Any]]) -> list[str]:
@@ -283,7 +243,9 @@ def main() -> None:
                 sys.exit(f"--rate={arguments.rate}: {error}")
             line = {"mode": mode, "seed": seed, "rate": arguments.rate, **measured(workdir)}
             if mode == MEASURED:
-                line["predicted"] = predictions(workdir, arguments.modes, arguments.steps)
+                modes = {mode: MODES[mode] for mode in arguments.modes}
+                unset = {"launch.hosts": ""}
+                line["predicted"] = predictions(workdir, modes, arguments.steps, unset)
             if arguments.timelines is not None and seed == arguments.seeds[0]:
                 _draw(mode, workdir, Path(folder), arguments)
         writer.write(line)

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -35,17 +34,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl_sync.launcher import config_file
+from made_runs import predictions
+
 from rl_sync.records.json_lines import JsonLinesWriter, read_json_lines
 from rl_sync.records.span_reader import read_spans
-from rl_sync.settings.config_reading import read_settings
-from rl_sync.settings.run_settings import RunSettings
-from rl_sync.simulation.speed.measured_work import MeasuredWork, read_work
-from rl_sync.simulation.speed.prediction import figures_of, predict
-from rl_sync.simulation.speed.speed_plan import plan_of
+from rl_sync.simulation.speed.prediction import figures_of
 
 ROOT = Path(__file__).resolve().parents[1]
-SIMULATED_SEEDS = range(4)
 MEASURED, TOKENS = "measured", "tokens"
 WITHIN, REGRET = 0.10, 0.05
 COMMON = {
@@ -93,28 +88,6 @@ def run(
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{changes}, seed {seed}, failed:\n{done.stdout}\n{done.stderr}")
-
-
-def settings_of(workdir: Path) -> RunSettings:
-    """Returns the settings of a run."""
-    return read_settings(config_file.of_run(workdir).to_dict())
-
-
-def predictions(workdir: Path, steps: int) -> dict[str, dict[str, float]]:
-    """Predicts all schedules from the records of a run."""
-    settings = settings_of(workdir)
-    found: MeasuredWork = read_work(str(workdir), settings, os.cpu_count())
-    made = {}
-    for name, changes in SCHEDULES.items():
-        config = config_file.of_run(workdir).to_dict()
-        config["sync"].update(dict.fromkeys(("interval", "offset", "max_staleness", "pull")))
-        config["explorer"].update({"count": None, "groups_per_lease": None})
-        for key, value in changes.items():
-            section, _, setting = key.partition(".")
-            config[section][setting] = value
-        plan = plan_of(read_settings(config), steps=steps, in_parts=found.in_parts)
-        made[name] = predict(plan, found.work, SIMULATED_SEEDS)._asdict()
-    return made
 
 
 def real(workdir: Path) -> dict[str, float]:
@@ -211,7 +184,11 @@ def main() -> None:
                 run(arguments, seed, changes, Path(folder, "compiles"))
             workdir = Path(folder, "run")
             run(arguments, seed, changes, workdir)
-            made = predictions(workdir, arguments.steps) if name == MEASURED else real(workdir)
+            made: Any
+            if name == MEASURED:
+                made = predictions(workdir, SCHEDULES, arguments.steps, {"explorer.count": None})
+            else:
+                made = real(workdir)
         writer.write({"name": name, "seed": seed, "steps": arguments.steps, "figures": made})
         print(f"# seed {seed}, {name}: {json.dumps(made)[:200]}", flush=True)
     writer.close()
