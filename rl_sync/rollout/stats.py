@@ -33,6 +33,8 @@ class Stats:
       differing_tokens: number of tokens of begun episodes that were dropped, because no turn of
         their environments asked for them again; they are not part of `decode_tokens`.
       decode_secs: time spent on decoding.
+      waiting_secs: time in which nothing was decoded, since episodes waited for their environments.
+        What environments compute in this process is no part of it.
       steps: number of decode steps.
       row_steps: sum over decode steps of the number of rows, live or not.
       drafted_tokens: number of drafted tokens.
@@ -65,6 +67,7 @@ class Stats:
     restarted_tokens: int = 0
     differing_tokens: int = 0
     decode_secs: float = 0.0
+    waiting_secs: float = 0.0
     steps: int = 0
     row_steps: int = 0
     drafted_tokens: int = 0
@@ -119,6 +122,7 @@ class Stats:
             "accepted_tokens": self.accepted_tokens,
             "decode_secs": self.decode_secs,
             "prefill_secs": self.prefill_secs,
+            "waiting_secs": self.waiting_secs,
             "prefill_tokens_per_sec": self.prefill_tokens_per_sec,
             "decode_tokens_per_sec": self.decode_tokens_per_sec,
             "occupancy": self.occupancy,

@@ -1,5 +1,7 @@
 """Episodes on a real engine, with a director that goes by a script."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -77,6 +79,22 @@ class Script:
         self.closed = True
 
 
+class Slow(Script):
+    """Takes its time for answers, by calling `pause`."""
+
+    pause = staticmethod(lambda: None)
+
+    def answers(self, timeout_secs, all_of_them):
+        self.pause()
+        return super().answers(timeout_secs, all_of_them)
+
+
+def spin():
+    until = time.thread_time() + 0.2
+    while time.thread_time() < until:
+        pass
+
+
 def ending(number):
     return Ending({"won": float(number)}, {}, "done", "", turns=1)
 
@@ -104,6 +122,19 @@ def _assert_logprobs_are_the_policy_s(played):
         logprobs, _ = token_logprobs(MODEL, PARAMS, segment.tokens[None])
         found = np.asarray(logprobs)[0][segment.mask]
         np.testing.assert_allclose(segment.behavior_logprobs[segment.mask], found, atol=1e-4)
+
+
+def test_waits_for_environments_are_counted_and_what_they_compute_here_is_not():
+    script = Slow()
+    engine = _episodes(script)
+    waits = []
+    for script.pause in (lambda: time.sleep(0.2), spin):
+        before = engine.stats
+        engine.generate([_request()])
+        waits.append((engine.stats - before).waiting_secs)
+    assert waits[0] >= 0.2
+    assert waits[1] < waits[0] - 0.1
+    assert engine.stats.summary()["waiting_secs"] == pytest.approx(sum(waits))
 
 
 @pytest.mark.nightly

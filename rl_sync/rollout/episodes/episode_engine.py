@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
@@ -190,11 +191,7 @@ class EpisodeEngine:
             return []
         wait = 0.0 if any(one.unfinished for one in self._engines) else poll_secs
         asks = self._side_by_side or len(self._playing) > len(self._replying)
-        answers = (
-            self._agree("answers", lambda: self._director.answers(wait, self._repeats))
-            if asks
-            else []
-        )
+        answers = self._answers(wait) if asks else []
         played = self._heed(answers)
         replies, self._given = self._given, []
         replies += [self._finished(one, done) for one in self._engines for done in one.step()]
@@ -202,6 +199,16 @@ class EpisodeEngine:
         if replies or sayings:
             self._agree("replies", lambda: self._tell(sayings, replies))
         return played
+
+    def _answers(self, wait: float) -> list[Continue | End]:
+        """Returns environments' answers, and counts the time that this process slept meanwhile."""
+        secs, cpu_secs = time.monotonic(), time.thread_time()
+        answers: list[Continue | End] = self._agree(
+            "answers", lambda: self._director.answers(wait, self._repeats)
+        )
+        secs, cpu_secs = time.monotonic() - secs, time.thread_time() - cpu_secs
+        self._counted += Stats(waiting_secs=max(0.0, secs - cpu_secs))
+        return answers
 
     def advance(
         self,

@@ -76,7 +76,7 @@ def closed_form(plan: SpeedPlan, work: Workload) -> float:
     if work.shared is None:
         return found
     used = times.train * work.shared.trainer
-    used += plan.master.explorers * times.rollout * work.shared.explorer
+    used += plan.master.explorers * (times.rollout - work.waiting.mean) * work.shared.explorer
     return max(found, used / work.shared.cores)
 
 
@@ -87,7 +87,7 @@ def step_times(plan: SpeedPlan, work: Workload) -> StepTimes:
     publish, pull = transfer.publish.mean, transfer.pull.mean
     apart = pull * (master.explorers if transfer.shares_link else 1)
     return StepTimes(
-        rollout=_rollout_secs(plan, work, per_lease) + work.calls.lease,
+        rollout=_rollout_secs(plan, work, per_lease) + work.waiting.mean + work.calls.lease,
         deliver=work.judge_secs
         + work.insert.mean * per_lease
         + work.layout.mean

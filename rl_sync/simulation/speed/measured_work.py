@@ -39,6 +39,7 @@ from rl_sync.workdir import Workdir
 _LEAST_STEPS, _LEAST_ROLLOUTS = 4, 3
 _MOST_GROUPS, _MOST_FITTED = 4096, 500
 _BUSY_SHARE, _BUSY_CORES = 0.2, 0.85
+_LEAST_BUSY = 0.05
 
 
 class MeasuredWork(NamedTuple):
@@ -90,23 +91,26 @@ def read_work(workdir: str, settings: RunSettings, cores: float | None) -> Measu
     groups = sum(len(span.leases) for span in found.rollouts) or 1
     engine = [span.attributes.get("engine", {}) for span in found.rollouts]
     prefills = [float(one.get("prefill_secs", 0.0)) for one in engine]
+    waits = [float(one.get("waiting_secs", 0.0)) for one in engine]
     rollout_secs = [occupation.alone_secs(span, None) for span in found.rollouts]
     work_of_rollouts = [
         MeasuredRollout(
             # Prefills are slowed down as the rest of the rollout.
-            secs=secs * (1 - prefill / own_secs),
+            secs=secs * max(0.0, 1 - (prefill + waiting) / own_secs),
             steps=_steps(span, settings.slots),
             tokens=span.attributes.get("tokens", 0),
         )
-        for span, secs, own_secs, prefill in zip(
+        for span, secs, own_secs, prefill, waiting in zip(
             found.rollouts,
             alone(found.rollouts),
             rollout_secs,
             prefills,
+            waits,
             strict=True,
         )
     ]
     prefill = sum(prefills) * sum(alone(found.rollouts)) / sum(rollout_secs) / groups
+    busy_share = max(_LEAST_BUSY, 1 - sum(waits) / sum(rollout_secs))
     evaluations = found.of_kinds(SpanKind.EVALUATION)
     snapshots = [span.duration_secs for span in found.of_kinds(SpanKind.SNAPSHOT)]
     inserts = found.of_kinds(SpanKind.INSERT)
@@ -120,6 +124,7 @@ def read_work(workdir: str, settings: RunSettings, cores: float | None) -> Measu
     work = Workload(
         lengths=_lengths(workdir, found.rollouts, settings),
         decoding=fit_decoding(work_of_rollouts, prefill),
+        waiting=_samples(waits),
         train=Samples(tuple(alone(found.trained))),
         groups_per_step=settings.groups_generated,
         layout=_samples(_layouts(found)),
@@ -136,7 +141,7 @@ def read_work(workdir: str, settings: RunSettings, cores: float | None) -> Measu
         ),
         snapshot=_samples(snapshots),
         replaced=_replaced(workdir),
-        shared=shared,
+        shared=None if shared is None else _while_busy(shared, busy_share),
     )
     assumed = tuple(name for name in TRANSFERS if name != settings.transfer)
     overlapped = 0.0 if shared is None else _overlapped(found)
@@ -195,6 +200,16 @@ class _Phase:
     def of_kinds(self, *kinds: SpanKind) -> list[Span]:
         """Returns the clean spans of some kinds."""
         return of_kind(self.clean, *kinds)
+
+
+def _while_busy(shared: SharedCores, share: float) -> SharedCores:
+    """Returns what explorers use while they do not wait for environments.
+
+    Args:
+      shared: what they use on average, waits included.
+      share: share of the rollouts' time without waits.
+    """
+    return dataclasses.replace(shared, explorer=min(shared.cores, shared.explorer / share))
 
 
 def _overlapped(found: _Phase) -> float:

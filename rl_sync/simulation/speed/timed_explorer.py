@@ -87,7 +87,7 @@ class _DecodingActor:
         self.groups, self.in_parts = plan.master.groups_per_lease, plan.in_parts
         self.streams = plan.settings.rollout.streaming
         self._slots = SimulatedSlots(plan.settings.slots)
-        self._rollouts, self._factor = 0, 1.0
+        self._rollouts, self._factor, self._waiting_secs = 0, 1.0, 0.0
         self.evaluations = _TimedEvaluations(site)
         self.engine = CountingEngine()
 
@@ -95,10 +95,12 @@ class _DecodingActor:
         """Compiles nothing."""
 
     def begin(self) -> None:
-        """Draws the noise of the next rollout."""
+        """Draws the noise of the next rollout, and how long it waits for environments."""
         self._rollouts += 1
-        noise = self._site.work.decoding.noise
-        self._factor = self._site.draw(noise, "rollout", self._number, self._rollouts)
+        work, which = self._site.work, (self._number, self._rollouts)
+        self._factor = self._site.draw(work.decoding.noise, "rollout", *which)
+        if not self.streams:  # Else other episodes are decoded meanwhile.
+            self._waiting_secs = self._site.draw(work.waiting, "waiting", *which)
 
     def room(self, state: ExplorerState) -> int:
         """See `Explorer`."""
@@ -121,6 +123,7 @@ class _DecodingActor:
             flying[lease.lease_id] = _BegunGroup(lease, state.version)
         rollout = self._site.plan.settings.rollout
         budget = 1 if self.in_parts else rollout.budget_tokens or math.inf
+        self._wait()
         whole, tokens, begun = list[int](), 0, len(leases)
         while self._slots.occupied and tokens < budget:
             in_chunks = self.in_parts or newer or self.evaluations.left
@@ -133,6 +136,13 @@ class _DecodingActor:
                 state = state._replace(version=found.version, params=found.params)
         groups = [self._group(flying.pop(lease_id)) for lease_id in whole]
         return state._replace(unfinished=tuple(flying.values())), groups
+
+    def _wait(self) -> None:
+        """Spends the time that the rollout waits for environments, once."""
+        secs, self._waiting_secs = self._waiting_secs, 0.0
+        if secs:
+            self._site.clock.sleep(secs)
+            self.engine.stats += Stats(waiting_secs=secs)
 
     def progress(self, groups: Sequence[Any]) -> list[dict[int, CompletionProgress]]:
         """Has no tokens, so that nothing is told: nobody dies."""

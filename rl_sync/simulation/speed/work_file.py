@@ -82,6 +82,7 @@ def _workload(fields: Mapping[str, Any]) -> Workload:
         groups_per_step=int(fields["groups_per_step"]),
         transfers=transfers,
         calls=CallTimes(**fields.get("calls", {})),
+        waiting=_samples(fields.get("waiting", 0.0)),
         judges=int(fields.get("judges", 0)),
         judge_completion=_samples(fields.get("judge_completion", 0.0)),
         replaced=float(fields["replaced"]),

@@ -147,6 +147,8 @@ class Workload:
     Attributes:
       lengths: sampled tokens of each completion, for some groups to draw from.
       decoding: time of an explorer's work on completions.
+      waiting: seconds of a rollout in which nothing is decoded, since its episodes wait for their
+        environments, however many they are.
       train: seconds of a trainer step of `groups_per_step` groups.
       groups_per_step: number of groups that are generated for a measured trainer step. The time of
         a step is proportional to it.
@@ -170,6 +172,7 @@ class Workload:
     groups_per_step: int
     transfers: Mapping[str, TransferTimes]
     calls: CallTimes = _NO_CALLS
+    waiting: Samples = NOTHING
     layout: Samples = NOTHING
     judge: Samples = NOTHING
     judges: int = 0

@@ -28,7 +28,7 @@ def run_settings(mode="asynchronous", steps=40, **sync):
     return read_settings(config.to_dict())
 
 
-def true_work(shared=None):
+def true_work(shared=None, **more):
     source = random.Random(0)
     times = TransferTimes(Samples.of(0.2, 0.3), Samples.of(0.1))
     return Workload(
@@ -46,6 +46,7 @@ def true_work(shared=None):
         evaluate=Samples.of(2.0),
         snapshot=Samples.of(0.5),
         shared=shared,
+        **more,
     )
 
 

@@ -23,9 +23,7 @@ from rl_sync.simulation.speed.work_fits import (
     fit_decoding,
     fit_shared_cores,
 )
-from rl_sync.simulation.speed.workload import (
-    SharedCores,
-)
+from rl_sync.simulation.speed.workload import Samples, SharedCores
 from rl_sync.workdir import Workdir
 from tests.records.simulated_runs import write_spans
 from tests.simulation.speed.recorded_runs import SLOTS, record, run_settings, true_work
@@ -53,6 +51,24 @@ def test_a_run_gives_back_the_work_that_it_was_made_of(tmp_path):
     assert mean == pytest.approx(np.mean([np.mean(group) for group in work.lengths]), rel=0.05)
     assert found.assumed == ("collective", "server")
     assert found.work.shared is None
+
+
+def test_waits_for_environments_are_no_decoding(tmp_path):
+    settings = run_settings()
+    record(tmp_path, settings, true_work(waiting=Samples.of(0.5, 1.0)))
+    found = read_work(str(tmp_path), settings, None).work
+    assert found.waiting.mean == pytest.approx(0.75, rel=0.1)
+    assert found.decoding.step_secs == pytest.approx(0.002, rel=0.05)
+    assert found.decoding.row_secs == pytest.approx(0.0004, rel=0.05)
+
+
+def test_an_explorer_uses_its_cores_while_it_does_not_wait(tmp_path):
+    spans = spans_with_cpu((1.5, 1.5), (0.5, 0.5), beside=0.2)
+    for span in of_kind(spans, SpanKind.ROLLOUT):
+        span.attributes["engine"]["waiting_secs"] = 0.75 * span.duration_secs
+    write_spans(tmp_path, spans)
+    shared = read_work(str(tmp_path), run_settings(), 2.0).work.shared
+    assert (shared.trainer, shared.explorer) == pytest.approx((1.5, 4 * 0.5), rel=0.05)
 
 
 @pytest.mark.gate

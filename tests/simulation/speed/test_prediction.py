@@ -11,6 +11,7 @@ from rl_sync.records.buffer_level import fill_level
 from rl_sync.records.spans import SYNC_KINDS, Span, SpanKind
 from rl_sync.records.summary import of_kind, staleness, summarize
 from rl_sync.role_names import TRAINER
+from rl_sync.simulation.speed.closed_forms import closed_form
 from rl_sync.simulation.speed.prediction import (
     figures_of,
     predict,
@@ -127,6 +128,36 @@ def test_a_rollout_ends_with_its_longest_completion():
     spans = simulate(plan_with(rows=2), work_with(lengths=((10, 500), (1000, 20))))
     longest = max(span.duration_secs for span in of_kind(spans, SpanKind.ROLLOUT))
     assert longest == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("groups", [1, GROUPS])
+def test_a_rollout_waits_for_environments_once_however_many_episodes_it_has(groups):
+    work = work_with(waiting=Samples.of(0.75))
+    spans = simulate(plan_with(groups=groups), work)
+    rollouts = of_kind(spans, SpanKind.ROLLOUT)
+    assert [span.duration_secs for span in rollouts] == pytest.approx([2.75] * 24)
+    assert rollouts[0].attributes["engine"]["waiting_secs"] == 0.75
+    assert closed_form(plan_with(groups=groups), work) == pytest.approx(
+        2.75 + 1.0 * groups / GROUPS + 0.5
+    )
+
+
+def test_waits_for_environments_take_no_cores_from_a_train_step():
+    shared = SharedCores(2.0, 2.0, 2.0)
+    works = [work_with(rollout=2.0, shared=shared)]
+    works.append(work_with(rollout=1.0, waiting=Samples.of(1.0), shared=shared))
+    decodes, waits = (
+        [span.duration_secs for span in trained(simulate(plan_with("one_step_off_policy"), work))]
+        for work in works
+    )
+    assert max(waits[2:-2]) < 1.2
+    assert min(decodes[2:-2]) > 1.5
+
+
+def test_with_streaming_other_episodes_are_decoded_meanwhile():
+    plan = plan_with("asynchronous", rollout={"streaming": True})
+    spans = [simulate(plan, work_with(waiting=Samples.of(secs))) for secs in (0.0, 5.0)]
+    assert spans[0] == spans[1]
 
 
 def test_rows_and_prefills_add_to_a_rollout():

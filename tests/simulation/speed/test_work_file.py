@@ -8,6 +8,7 @@ from rl_sync.settings.records import ConfigError
 from rl_sync.simulation.speed.measured_work import MeasuredWork
 from rl_sync.simulation.speed.work_file import read_work_file, write_work
 from rl_sync.simulation.speed.workload import (
+    NOTHING,
     Decoding,
     Samples,
     SharedCores,
@@ -19,7 +20,8 @@ from tests.simulation.speed.plans import work_with
 
 def test_a_file_gives_back_the_same_work(tmp_path):
     for shared in (None, SharedCores(2.0, 1.5, 0.5)):
-        work = work_with(lengths=((1, 2), (3, 4)), judge=Samples.of(0.1, 0.2), shared=shared)
+        more = {"judge": Samples.of(0.1, 0.2), "waiting": Samples.of(0.3), "shared": shared}
+        work = work_with(lengths=((1, 2), (3, 4)), **more)
         found = MeasuredWork(work, True, 20, ("server",))
         write_work(tmp_path / "work.json", found)
         assert read_work_file(tmp_path / "work.json") == found
@@ -30,8 +32,10 @@ def test_a_number_stands_for_a_constant(tmp_path):
     write_work(path, MeasuredWork(work_with(), False, 20, ()))
     fields = json.loads(path.read_text())
     fields["work"]["train"] = 3.5
+    del fields["work"]["waiting"]  # Files of earlier versions lack it.
     path.write_text(json.dumps(fields))
     assert read_work_file(path).work.train == Samples.of(3.5)
+    assert read_work_file(path).work.waiting == NOTHING
 
 
 @pytest.mark.parametrize(
