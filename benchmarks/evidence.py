@@ -28,11 +28,13 @@ from rl_sync.spelling import require_one_of
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = "EVIDENCE.md"
 _OPENING = (
-    "# Evidence\n\nWhat [README](README.md) claims, and what each claim rests on. An artifact is a"
-    " file of results in this repository. `python benchmarks/evidence.py --check` compares its"
+    "# Evidence\n\nThe measured claims of [README](README.md), and what each rests on. An artifact"
+    " is a file of results in this repository. `python benchmarks/evidence.py --check` compares its"
     " hash, and computes from it the tables below and those of other documents that quote it; the"
     " gate does so too. `python benchmarks/evidence.py --rerun=NAME` makes an artifact anew, which"
-    " takes from minutes to hours, and prints the new table below the recorded one."
+    " takes from minutes to hours, and prints the new table below the recorded one.\n\n"
+    "In tables, `a / b / c` are the least, the median and the greatest of the seeds, `b (a to c)`"
+    " the median with the least and the greatest, and `b ± s` the mean with its standard error."
 )
 
 

@@ -37,6 +37,7 @@ def get_config() -> ConfigDict:
     config.task.reward = "math"
     config.task.max_prompt_tokens = 1024
     config.task.max_completion_tokens = 1024
+    config.algorithm.kl_coefficient = 0.0
     config.model.remat = "full"
     config.model.lora.rank = base.following(config, lambda one: 0 if one.model.lora.path else 16)
     config.trainer.groups_per_step = 32

@@ -44,7 +44,7 @@ def test_accuracy_stands_at_the_end_of_the_step_that_made_the_policy(peers):
     assert "| tunix | 2 | 30.0 / 30.0 / 30.0 | 60 / 60 / 60 | 120 / 120 / 120 |" in rows
     seconds, cpu = peers.figure(lines).axes
     assert list(seconds.lines[0].get_xdata()) == [0.0, 7.0, 9.0]
-    assert list(cpu.lines[2].get_xdata()) == [0.0, 120.0]
+    assert list(cpu.lines[3].get_xdata()) == [0.0, 120.0]
 
 
 def test_a_command_is_followed_with_the_cpu_seconds_of_its_children(peers):

@@ -27,7 +27,10 @@ def encoded(encode: Callable[..., list[int]], text: str, **options: Any) -> list
         if type(error) is not Exception:  # The library's own errors are of this very class.
             raise
         shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
-        raise ValueError(f"The tokenizer has no token for a part of {shown!r}: {error}") from error
+        raise ValueError(
+            f"The tokenizer has no token for a part of {shown!r}: {error}. Leave such texts out, or"
+            " give one that reads any text (tokenizer.path)."
+        ) from error
 
 
 class SpecialTokens:
