@@ -82,6 +82,8 @@ _CUT_SECS, _FULL_SECS = (5.0, 60.0), 20.0
 _EARLY_SECS = (2.0, 12.0)
 _END_SECS, _LOOK_SECS = 300.0, 0.5
 _SAID = 1500
+MISTAKE = 2
+"""Status of a launcher that a person's mistake kept from starting."""
 _SERVERS = (MASTER, REPLAY)
 _SERVER_ENDS = ("reverb_server.py", ".embedded_server")
 Lines = list[dict[str, Any]]
@@ -443,6 +445,8 @@ def main() -> None:
             mount(arguments.workdir, arguments.disk)
         with contextlib.closing(JsonLinesWriter(arguments.results)) as writer:
             _go_on(arguments, writer)
+    elif not arguments.results.exists():
+        sys.exit(f"--results={arguments.results}: there is no such file.")
     print("\n".join(report(read_json_lines(arguments.results))))
 
 
@@ -452,7 +456,9 @@ def _go_on(arguments: argparse.Namespace, writer: JsonLinesWriter) -> None:
     run = LongRun(arguments, writer)
     while spent < 3600 * arguments.hours:
         began = time.monotonic()
-        run.attempt(number, min(arguments.attempt, 3600 * arguments.hours - spent), None)
+        status = run.attempt(number, min(arguments.attempt, 3600 * arguments.hours - spent), None)
+        if status == MISTAKE:
+            sys.exit(read_json_lines(arguments.results)[-1]["said"])
         number, spent = number + 1, spent + time.monotonic() - began
     if run.attempt(number, _END_SECS + arguments.attempt, run.step() + LAST_STEPS):
         sys.exit("The last attempt failed, which nothing disturbed: see the results.")

@@ -57,7 +57,7 @@ _LOSS = (
 CORRECTIONS = {
     NONE: _LOSS,
     "truncated": (*_LOSS, "algorithm.correction=token_truncation"),
-    "centered": (*_LOSS, "algorithm.score_centering=exact"),
+    "centered": (*_LOSS, "algorithm.score_centering=topk"),
 }
 CURVES = (
     "reward_mean",

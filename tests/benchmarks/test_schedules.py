@@ -103,7 +103,7 @@ def test_cells_are_runs_with_a_bound_and_a_loss(schedules):
     assert "--config.trainer.groups_per_step=4" in flags
     assert "--config.sync.max_staleness=8" in flags
     assert "--config.model.lora.rank=0" in flags
-    assert "--config.algorithm.score_centering=exact" in flags
+    assert "--config.algorithm.score_centering=topk" in flags
     offset = schedules.Cell("sums", "adapters", "custom:1:4", "none").case(7, "smollm2", size)
     assert {"--config.sync.interval=1", "--config.sync.offset=4"} <= {*offset.flags()}
 
