@@ -11,7 +11,8 @@ constant learning rate and number of updates on the same problems, in turns. Our
 run of configs/smollm2.py, whose explorer generates while the trainer computes. TRL's
 `GRPOTrainer` and Tunix's `GRPOLearner` are each a process in an environment of its own, which `uv`
 makes, and are left out if that cannot be made. `trl_bfloat16` and `trl_compiled` are TRL with
-`bf16` and `torch_compile`, which the documentation of transformers recommends on CPUs. With
+`bf16` and `torch_compile`, which the documentation of transformers recommends on CPUs: the first
+is faster only where the CPU has units for bfloat16, the second never was. With
 `--longer=3` our run has three times as many steps, and takes about as long as TRL's. Each run adds
 a line to the results, and a run that has a line is not repeated.
 
@@ -300,6 +301,28 @@ def report(lines: Sequence[dict[str, Any]]) -> list[str]:
             secs, cpu, accuracy = zip(*points, strict=True)
             cells = [side, str(step), _spread(accuracy, ".1f")]
             cells += [_spread(secs, ".0f"), _spread(cpu, ".0f")]
+            rows.append("| " + " | ".join(cells) + " |")
+    if met := _until_its_end(evaluated):
+        rows += ["", "| side | seed | its end, s | its accuracy, % | ours by then: steps, % |"]
+        rows[-1] += " its CPU seconds | ours in as many: steps, % |"
+        rows += ["|---" * 7 + "|", *met]
+    return rows
+
+
+def _until_its_end(lines: Sequence[dict[str, Any]]) -> list[str]:
+    """Writes what our run of a seed had reached when another side's run of it ended."""
+    ours = {one["seed"]: one for one in _of(lines, OURS)}
+    rows = []
+    for side in _sides(lines):
+        for one in _of(lines, side) if side != OURS else []:
+            if (own := ours.get(one["seed"])) is None:
+                continue
+            *ends, accuracy = _points(one)[-1]
+            cells = [side, str(one["seed"]), f"{ends[0]:.0f}", f"{accuracy:.1f}"]
+            for clock, end in enumerate(ends):
+                evaluated = zip(own["accuracy"], _points(own), strict=True)
+                (step, _), point = [both for both in evaluated if both[1][clock] <= end][-1]
+                cells += [f"{end:.0f}"] * clock + [f"{step}, {point[-1]:.1f}"]
             rows.append("| " + " | ".join(cells) + " |")
     return rows
 

@@ -80,6 +80,11 @@ CASES = (
             Table(
                 "| steps | accuracy, % | seconds | CPU seconds", ("rl_sync",) * 5 + ("trl",) * 3
             ),
+            Table(
+                "side | seed | its end, s | its accuracy, % | ours by then: steps, %"
+                " | its CPU seconds | ours in as many: steps, %",
+                ("trl",),
+            ),
         ],
         needs="TRL",
     ),

@@ -47,6 +47,18 @@ def test_accuracy_stands_at_the_end_of_the_step_that_made_the_policy(peers):
     assert list(cpu.lines[3].get_xdata()) == [0.0, 120.0]
 
 
+def test_ours_stands_beside_the_end_of_each_other_side(peers):
+    lines = [
+        line("rl_sync", 0, 2, [4.0, 7.0, 8.0, 9.0], [(0, 0.1), (2, 0.4), (4, 0.7)]),
+        {**line("trl", 0, 2, [5.0, 8.0], [(0, 0.1), (2, 0.3)]), "cpu_secs": [10.0, 20.0]},
+        line("tunix", 0, 2, [3.0, 6.0], [(0, 0.1), (2, 0.5)]),
+        line("tunix", 1, 2, [3.0, 6.0], [(0, 0.1), (2, 0.5)]),  # Without a run of ours.
+    ]
+    *_, trl, tunix = peers.report(lines)
+    assert trl == "| trl | 0 | 8 | 30.0 | 2, 40.0 | 20 | 4, 70.0 |"
+    assert tunix == "| tunix | 0 | 6 | 50.0 | 0, 10.0 | 12 | 0, 10.0 |"
+
+
 def test_a_command_is_followed_with_the_cpu_seconds_of_its_children(peers):
     child = (
         "import time; start = time.process_time()\nwhile time.process_time() - start < 1.5: pass"
