@@ -465,12 +465,21 @@ def _go_on(arguments: argparse.Namespace, writer: JsonLinesWriter) -> None:
     writer.write({"what": "end", "time": time.time(), **judged(run.workdir)})
 
 
+def _above_0(text: str) -> float:
+    if not float(text) > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return float(text)
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--config", default="configs/arithmetic.py")
-    parser.add_argument("--hours", type=float, default=24.0)
-    parser.add_argument("--every", type=float, default=300.0, help="seconds between disturbances")
-    parser.add_argument("--attempt", type=float, default=3600.0, help="seconds of an attempt")
+    for name, default, what in (
+        ("hours", 24.0, "hours of all attempts together"),
+        ("every", 300.0, "seconds between disturbances"),
+        ("attempt", 3600.0, "seconds of an attempt"),
+    ):
+        parser.add_argument(f"--{name}", type=_above_0, default=default, help=what)
     parser.add_argument("--disk", type=int, default=8192, help="MiB of the work directory")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], metavar="SETTING=VALUE")

@@ -12,6 +12,7 @@ import inspect
 import json
 import numbers
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -26,6 +27,7 @@ from rl_sync.environments.interface import Message, Outcome, Reply, Turn
 from rl_sync.isolation.process_limits import kill_group_mates
 from rl_sync.references import is_reference, resolve
 
+_INTERPRETER = re.compile(r"python[\d.]*|node|ruby|perl|bash|sh")  # Then comes a file, or a flag.
 _LAST_LINES = 12
 _LAST_CHARACTERS = 2000
 _READ_BYTES = 1 << 16
@@ -172,6 +174,12 @@ def _require_program(command: Any) -> None:
         raise ValueError(
             f"agent(command={command!r}) names the program {program!r}, which is neither on PATH"
             f" nor an executable file (the current directory is {Path.cwd()})."
+        )
+    script = words[1] if len(words) > 1 and _INTERPRETER.fullmatch(Path(words[0]).name) else "-"
+    if not script.startswith("-") and not Path(script).exists():
+        raise ValueError(
+            f"agent(command={command!r}) runs {script!r}, and there is no such file (the current"
+            f" directory is {Path.cwd()})."
         )
 
 

@@ -102,6 +102,7 @@ def load_task(settings: RunSettings) -> Task:
         if settings.explorers_evaluate_every:
             examination_cache_bytes(settings, task)
     sampling(settings, task)
+    token_records(settings, task)
     _require_parts(settings, task)
     _require_demonstrations(settings, task)
     _require_preferences(settings, task)

@@ -311,11 +311,11 @@ def test_explorers_record_distributions_where_the_score_is_centered():
         shape("topk", algorithm__centering_tokens=size)
 
 
-def test_a_large_vocabulary_is_not_recorded_whole(monkeypatch):
+def test_a_large_vocabulary_is_not_recorded_whole_as_the_launcher_says(monkeypatch):
     monkeypatch.setattr(wiring, "MOST_RECORDED", 8)
     settings = settings_with(algorithm__score_centering="exact")
     with pytest.raises(ConfigError, match=r"score_centering=exact would record all .*=topk, or"):
-        wiring.batching_of(settings, wiring.load_task(settings))
+        wiring.load_task(settings)
 
 
 def test_an_explorer_s_engine_sets_caches_aside_within_the_bound_of_the_run(monkeypatch):

@@ -366,6 +366,7 @@ def test_agents_that_cannot_be_are_refused_before_the_run():
         "": "needs a program or a function",
         "(command='no-such-program x')": "names the program 'no-such-program'",
         '(command="python \'x")': "cannot be read",
+        "(command='python3 missing.py')": "runs 'missing.py', and there is no such file",
         f"(function='{AGENTS}:plya')": "did you mean",
         f"(command='true', function='{AGENTS}:play')": "and not both: leave one of them out",
         "(function='play')": "must name a function",
@@ -374,6 +375,8 @@ def test_agents_that_cannot_be_are_refused_before_the_run():
     }.items():
         with pytest.raises(ValueError, match=rule):
             Construction.of(made + options)
+    for command in ("bash -c 'missing.py'", "python3 -m missing", "true missing.py"):
+        Construction.of(f"{made}(command={command!r})")
 
 
 @pytest.mark.gate
