@@ -12,7 +12,7 @@ run of configs/smollm2.py, whose explorer generates while the trainer computes. 
 `GRPOTrainer` and Tunix's `GRPOLearner` are each a process in an environment of its own, which `uv`
 makes, and are left out if that cannot be made. `trl_bfloat16` and `trl_compiled` are TRL with
 `bf16` and `torch_compile`, which the documentation of transformers recommends on CPUs: the first
-is faster only where the CPU has units for bfloat16, the second never was. With
+is faster only where the CPU has units for bfloat16, the second hardly, after minutes. With
 `--longer=3` our run has three times as many steps, and takes about as long as TRL's. Each run adds
 a line to the results, and a run that has a line is not repeated.
 
